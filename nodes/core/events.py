@@ -1,0 +1,222 @@
+"""What enters and leaves the batching core of one instance. Plain values; the shell (a role) performs effects.
+
+A step is pulled: the shell calls `BatchCore.next_step(now)` when the engine is free, runs the plan and
+returns a `StepDone` event. Between the two the core accepts every other event.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from nodes.engines.engine import Chunk, Sampled
+from transfer.terms import FinishReason, RequestId, SamplingParams, Struct, TokenIds, TokenLogprob
+
+
+class Work(StrEnum):
+    """What an instance does for one request."""
+
+    PREFILL = "prefill"
+    """Make KV of tokens[:-1] and keep it until Handed; never draws a token."""
+    RECEIVE = "receive"
+    """Hold blocks; KV of tokens[:-1] arrives from outside; generate after KvReady."""
+    LOCAL = "local"
+    """Compute the prompt here, then generate."""
+
+
+class SequenceSpec(Struct, frozen=True):
+    """One request as this instance got it. tokens: prompt + output so far, the last num_output are output."""
+
+    request_id: RequestId
+    generation: int
+    work: Work
+    tokens: TokenIds
+    num_output: int
+    sampling: SamplingParams | None
+    root: bytes
+    """Root of the block hash chain (terms.kv_fingerprint with the tenant's salt)."""
+    lease_s: float
+    priority: int = 0
+    fetch_blocks: int = 0
+    """PREFILL: leading whole blocks the shell will fetch from a pool before computing (0: none)."""
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+class Event(Struct, frozen=True, tag=True):
+    pass
+
+
+class Add(Event, frozen=True):
+    spec: SequenceSpec
+
+
+class KvReady(Event, frozen=True):
+    """All KV of a RECEIVE sequence is in its blocks. tokens, num_output: newer ones after a migration."""
+
+    request_id: RequestId
+    generation: int
+    tokens: TokenIds | None = None
+    num_output: int = 0
+
+
+class Fetched(Event, frozen=True):
+    """The pool fetch of a PREFILL sequence ended with `num_blocks` leading blocks valid (0: compute all)."""
+
+    request_id: RequestId
+    generation: int
+    num_blocks: int
+
+
+class StepDone(Event, frozen=True):
+    sampled: dict[RequestId, Sampled]
+    duration_s: float
+
+
+class Handed(Event, frozen=True):
+    """The receiver acknowledged (PREFILL handed off, or a paused decode migrated): release its blocks."""
+
+    request_id: RequestId
+    generation: int
+
+
+class Drop(Event, frozen=True):
+    """Abort, lease over, failure: forget the request up to this generation, in whatever state."""
+
+    request_id: RequestId
+    generation: int
+    reason: str
+
+
+class Pause(Event, frozen=True):
+    """Stop stepping a running sequence (a migration starts) at the next step boundary; answered by Paused."""
+
+    request_id: RequestId
+    generation: int
+
+
+class Resume(Event, frozen=True):
+    """The migration failed: run it again."""
+
+    request_id: RequestId
+    generation: int
+
+
+class Renew(Event, frozen=True):
+    """KV is moving for this request: its lease starts anew."""
+
+    request_id: RequestId
+    generation: int
+
+
+class Tick(Event, frozen=True):
+    """Time passed: leases are checked."""
+
+
+# --- effects ------------------------------------------------------------------------------------------------
+
+
+class Effect(Struct, frozen=True, tag=True):
+    pass
+
+
+class Admitted(Effect, frozen=True):
+    """The sequence holds `blocks`, its whole table so far. have_blocks: leading ones whose KV is valid."""
+
+    request_id: RequestId
+    generation: int
+    blocks: list[int]
+    have_blocks: int
+    free_blocks: int
+
+
+class NotAdmitted(Effect, frozen=True):
+    request_id: RequestId
+    generation: int
+    reason: str
+    retry: bool
+    free_blocks: int
+
+
+class Emit(Effect, frozen=True):
+    """New output of one request; `index` is the output index of the first token."""
+
+    request_id: RequestId
+    generation: int
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish: FinishReason | None
+    cached_tokens: int | None
+
+
+class Computed(Effect, frozen=True):
+    """A PREFILL sequence has KV of all tokens but the last; its blocks stay until Handed or Drop."""
+
+    request_id: RequestId
+    generation: int
+    computed_tokens: int
+    cached_tokens: int
+    fetched_tokens: int
+
+
+class Gone(Effect, frozen=True):
+    """No block is held any more for the request at or below this generation. Answers Drop and Handed, always,
+    also for requests never seen. finished and lost ones get it too (lost: the reason says why)."""
+
+    request_id: RequestId
+    generation: int
+    num_blocks: int
+    lost: str | None = None
+
+
+class Paused(Effect, frozen=True):
+    """The sequence does not step; its KV of tokens[:-1] is complete in `blocks`."""
+
+    request_id: RequestId
+    generation: int
+    tokens: TokenIds
+    num_output: int
+    blocks: list[int]
+
+
+class CannotPause(Effect, frozen=True):
+    request_id: RequestId
+    generation: int
+    reason: str
+
+
+class Cached(Effect, frozen=True):
+    """Whole blocks became reusable (stored: hash -> block id) or ceased to be (removed)."""
+
+    stored: dict[bytes, int]
+    removed: tuple[bytes, ...]
+
+
+class HandsChanged(Effect, frozen=True):
+    """These blocks got a new owner whose bytes will differ: bump their arena generation BEFORE the next step."""
+
+    blocks: list[int]
+
+
+# --- a step -------------------------------------------------------------------------------------------------
+
+
+class Push(Struct, frozen=True):
+    """After this step, blocks [first_block, first_block + count) of the request's table are final: stream them.
+    Consecutive pushes of a request cover every block of tokens[:-1] once, the partial last one included."""
+
+    request_id: RequestId
+    generation: int
+    first_block: int
+    count: int
+
+
+class StepPlan(Struct, frozen=True):
+    """What to run now. started: PREFILL and LOCAL requests whose first chunk is in this step."""
+
+    chunks: list[Chunk]
+    pushes: list[Push]
+    started: list[RequestId]
+    num_prefill_tokens: int
+    preempted: list[RequestId]

@@ -1,0 +1,189 @@
+"""Host memory that holds KV blocks, optionally mapped by other processes on the same host.
+
+Layout: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], so that consecutive blocks
+of one layer are contiguous for attention and for vectored I/O. A second region holds one uint64
+generation a block: bumped by the owner before a block's bytes may change hands, checked by a
+reader after it has copied, so that a slow reader never serves somebody else's bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+from transfer.errors import InvalidValue, KvCorrupt
+from transfer.terms import KvLayout, Struct
+
+SHM_DIR = Path("/dev/shm")
+SHM_PREFIX = "phaseplane-kv-"
+GENERATION_BYTES = 8
+
+
+class ArenaHandle(Struct, frozen=True):
+    """What another process on the same host needs to map an arena read-only."""
+
+    name: str
+    layout: KvLayout
+    num_blocks: int
+
+
+class KvArena(Protocol):
+    """Block memory as the transfer layer sees it. Single owner; not thread-safe across one block."""
+
+    layout: KvLayout
+    num_blocks: int
+
+    @property
+    def handle(self) -> ArenaHandle | None:
+        """How to map this arena from another process; None when it is private."""
+
+    def views(self, layer: int, first_block: int, count: int) -> tuple[memoryview, memoryview]:
+        """Writable K and V bytes of `count` consecutive blocks, each count * slab_bytes long."""
+
+    def prepare_read(self, layer: int, blocks: list[int]) -> None:
+        """Make `views` current (device to host staging); a no-op for host memory."""
+
+    def commit_write(self, layer: int, blocks: list[int]) -> None:
+        """Make what was written through `views` visible to the engine; a no-op for host memory."""
+
+    def generation(self, block: int) -> int:
+        """How often `block` has changed hands."""
+
+    def bump(self, block: int) -> None:
+        """Record that `block` changes hands: readers of the old bytes will notice."""
+
+
+class HostArena:
+    """KvArena over anonymous memory, or over a file in /dev/shm when `shared`.
+
+    Raises InvalidValue when the size is not positive or /dev/shm has no room for it.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int, *, shared: bool = False) -> None:
+        if num_blocks < 1:
+            raise InvalidValue(f"an arena needs at least one block, got {num_blocks}; raise the KV memory")
+        self.layout, self.num_blocks = layout, num_blocks
+        self._path: Path | None = None
+        size = arena_bytes(layout, num_blocks)
+        if shared:
+            self._path = SHM_DIR / f"{SHM_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+            self._map = _create_file(self._path, size)
+        else:
+            self._map = mmap.mmap(-1, size)
+        self._view = memoryview(self._map)
+        self._generations = self._view[layout.block_bytes * num_blocks :].cast("Q")
+
+    @property
+    def buffer(self) -> memoryview:
+        """All KV bytes, for an engine to build its tensor on without a copy."""
+        return self._view[: self.layout.block_bytes * self.num_blocks]
+
+    @property
+    def handle(self) -> ArenaHandle | None:
+        if self._path is None:
+            return None
+        return ArenaHandle(name=self._path.name, layout=self.layout, num_blocks=self.num_blocks)
+
+    def views(self, layer: int, first_block: int, count: int) -> tuple[memoryview, memoryview]:
+        return _slab_views(self._view, self.layout, self.num_blocks, layer, first_block, count)
+
+    def prepare_read(self, layer: int, blocks: list[int]) -> None:
+        pass
+
+    def commit_write(self, layer: int, blocks: list[int]) -> None:
+        pass
+
+    def generation(self, block: int) -> int:
+        return self._generations[block]
+
+    def bump(self, block: int) -> None:
+        self._generations[block] += 1
+
+    def close(self) -> None:
+        """Unlink the shared file. Idempotent. Memory goes when the last view does."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            self._path = None
+        with contextlib.suppress(BufferError):  # an engine's tensor may still look at it
+            self._generations.release()
+            self._view.release()
+            self._map.close()
+
+
+class MappedArena:
+    """Read-only view of another process's shared HostArena. Reads are checked by generation."""
+
+    def __init__(self, handle: ArenaHandle) -> None:
+        if not handle.name.startswith(SHM_PREFIX) or "/" in handle.name:
+            raise InvalidValue(f"{handle.name!r} is not the name of a KV arena")
+        size = arena_bytes(handle.layout, handle.num_blocks)
+        path = SHM_DIR / handle.name
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != size:
+                    raise KvCorrupt(f"arena {handle.name} is not {size} bytes long; its owner was replaced")
+                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise KvCorrupt(f"arena {handle.name} is gone; its owner has ended") from None
+        self.layout, self.num_blocks = handle.layout, handle.num_blocks
+        self._view = memoryview(self._map)
+        self._generations = self._view[handle.layout.block_bytes * handle.num_blocks :].cast("Q")
+
+    def views(self, layer: int, first_block: int, count: int) -> tuple[memoryview, memoryview]:
+        """Read-only K and V bytes, as HostArena.views."""
+        return _slab_views(self._view, self.layout, self.num_blocks, layer, first_block, count)
+
+    def generation(self, block: int) -> int:
+        return self._generations[block]
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):
+            self._generations.release()
+            self._view.release()
+            self._map.close()
+
+
+def arena_bytes(layout: KvLayout, num_blocks: int) -> int:
+    """Bytes of an arena: the blocks and one generation each."""
+    return num_blocks * (layout.block_bytes + GENERATION_BYTES)
+
+
+def remove_stale_arenas() -> int:
+    """Unlink arenas whose owner process is dead (after SIGKILL). Returns how many."""
+    removed = 0
+    for path in SHM_DIR.glob(f"{SHM_PREFIX}*"):
+        pid = path.name.removeprefix(SHM_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _create_file(path: Path, size: int) -> mmap.mmap:
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        return mmap.mmap(fd, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise InvalidValue(f"/dev/shm has no room for {size} bytes of KV ({error}); lower the KV memory") from None
+    finally:
+        os.close(fd)
+
+
+def _slab_views(
+    view: memoryview, layout: KvLayout, num_blocks: int, layer: int, first_block: int, count: int
+) -> tuple[memoryview, memoryview]:
+    if not (0 <= layer < layout.num_layers and first_block >= 0 and first_block + count <= num_blocks and count >= 0):
+        raise InvalidValue(
+            f"blocks {first_block}..{first_block + count} of layer {layer} lie outside an arena of "
+            f"{num_blocks} blocks and {layout.num_layers} layers"
+        )
+    slab = layout.slab_bytes
+    k = (2 * layer * num_blocks + first_block) * slab
+    v = k + num_blocks * slab
+    return view[k : k + count * slab], view[v : v + count * slab]
