@@ -104,6 +104,8 @@ class Heartbeat(Message, frozen=True):
     state: str
     load: LoadReport
     holdings: tuple[Holding, ...] = ()
+    role: Role | None = None
+    """The role it serves now, so that control can verify a switch; None: not told."""
 
 
 class Goodbye(Message, frozen=True):
