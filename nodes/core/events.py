@@ -36,6 +36,7 @@ class SequenceSpec(Struct, frozen=True):
     """Root of the block hash chain (terms.kv_fingerprint with the tenant's salt)."""
     lease_s: float
     priority: int = 0
+    """Lower is served first, preempted last."""
     fetch_blocks: int = 0
     """PREFILL: leading whole blocks the shell will fetch from a pool before computing (0: none)."""
 
@@ -52,12 +53,22 @@ class Add(Event, frozen=True):
 
 
 class KvReady(Event, frozen=True):
-    """All KV of a RECEIVE sequence is in its blocks. tokens, num_output: newer ones after a migration."""
+    """All KV of a RECEIVE sequence is in its blocks. tokens, num_output: newer ones after a migration, which must
+    continue the reserved ones; Gone(lost) when they do not or are more than the blocks held (see Grow)."""
 
     request_id: RequestId
     generation: int
     tokens: TokenIds | None = None
     num_output: int = 0
+
+
+class Grow(Event, frozen=True):
+    """A migration offers more KV than its RECEIVE reservation has blocks for (the request ran on at its source): make
+    the table `num_blocks` long before the grant. Answered by Grown, or by Gone(lost) when there is no room."""
+
+    request_id: RequestId
+    generation: int
+    num_blocks: int
 
 
 class Fetched(Event, frozen=True):
@@ -81,7 +92,9 @@ class Handed(Event, frozen=True):
 
 
 class Drop(Event, frozen=True):
-    """Abort, lease over, failure: forget the request up to this generation, in whatever state."""
+    """Abort, lease over, failure: forget the request up to this generation, in whatever state. The role has stopped
+    its transfers before (revoke, abort, fetch cancelled): unless the running step writes them, blocks are free at once.
+    """
 
     request_id: RequestId
     generation: int
@@ -109,6 +122,21 @@ class Renew(Event, frozen=True):
     generation: int
 
 
+class Pin(Event, frozen=True):
+    """Keep the cached blocks of these hashes as they are, to copy them to a pool, until Unpin or for lease_s at most.
+    `name` is the caller's, unique among live pins; answered by Pinned."""
+
+    name: str
+    hashes: tuple[bytes, ...]
+    lease_s: float
+
+
+class Unpin(Event, frozen=True):
+    """Idempotent."""
+
+    name: str
+
+
 class Tick(Event, frozen=True):
     """Time passed: leases are checked."""
 
@@ -128,6 +156,14 @@ class Admitted(Effect, frozen=True):
     blocks: list[int]
     have_blocks: int
     free_blocks: int
+
+
+class Grown(Effect, frozen=True):
+    """Answers Grow: `blocks` is the whole table now, at least as long as asked."""
+
+    request_id: RequestId
+    generation: int
+    blocks: list[int]
 
 
 class NotAdmitted(Effect, frozen=True):
@@ -162,7 +198,8 @@ class Computed(Effect, frozen=True):
 
 class Gone(Effect, frozen=True):
     """No block is held any more for the request at or below this generation. Answers Drop and Handed, always,
-    also for requests never seen. finished and lost ones get it too (lost: the reason says why)."""
+    also for requests never seen. finished and lost ones get it too (lost: the reason says why). On a lost one the role
+    stops what still reads or writes its blocks as it performs this effect, before it handles another event."""
 
     request_id: RequestId
     generation: int
@@ -187,10 +224,23 @@ class CannotPause(Effect, frozen=True):
 
 
 class Cached(Effect, frozen=True):
-    """Whole blocks became reusable (stored: hash -> block id) or ceased to be (removed)."""
+    """Whole blocks became reusable (stored: hash -> block id) or ceased to be (removed); no hash is in both."""
 
     stored: dict[bytes, int]
     removed: tuple[bytes, ...]
+
+
+class Pinned(Effect, frozen=True):
+    """blocks: where the leading hashes are, as many as are still here, in order."""
+
+    name: str
+    blocks: list[int]
+
+
+class Unpinned(Effect, frozen=True):
+    """A pin's lease is over: do not read its blocks any more."""
+
+    name: str
 
 
 class HandsChanged(Effect, frozen=True):

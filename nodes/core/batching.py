@@ -1,0 +1,331 @@
+"""Continuous batching of one instance as a pure core: events in, effects out, steps pulled (nodes/core/events.py).
+
+Performs nothing and reads no clock; a role does. Iteration-level scheduling as in Orca (OSDI'22, section 3.1),
+paged blocks and preemption by recompute as in vLLM (SOSP'23, sections 4.3 and 4.5), chunked prefill beside decodes
+as in Sarathi-Serve (OSDI'24, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nodes.core import report
+from nodes.core.endings import Endings
+from nodes.core.events import (
+    Add,
+    Admitted,
+    Cached,
+    Computed,
+    Drop,
+    Effect,
+    Emit,
+    Event,
+    Fetched,
+    Grow,
+    Handed,
+    HandsChanged,
+    KvReady,
+    NotAdmitted,
+    Pause,
+    Pin,
+    Renew,
+    Resume,
+    SequenceSpec,
+    StepDone,
+    StepPlan,
+    Tick,
+    Unpin,
+    Work,
+)
+from nodes.core.pins import Pins
+from nodes.core.planning import InStep, plan_step
+from nodes.core.residency import BatchConfig, Residency
+from nodes.core.sequence import Roster, Sequence, State
+from nodes.core.takeover import Takeover
+from nodes.engines.engine import Sampled
+from transfer.errors import EngineFailed, IllegalTransition
+from transfer.terms import FinishReason, RequestId
+from transfer.wire.messages import Holding, LoadReport
+
+
+class BatchCore:
+    """All sequences of one instance. One step at a time; every other event is taken while a step runs.
+
+    Guarantees: an Add is answered by Admitted or NotAdmitted (prefill work maybe later); every admitted
+    sequence ends with exactly one Gone; blocks of a sequence in the running step are not reused before
+    StepDone; a sequence that fits alone in the arena finishes. A repeated Add, Drop or Handed is harmless.
+    Raises IllegalTransition when a role breaks the order of events.
+    """
+
+    def __init__(self, config: BatchConfig) -> None:
+        self.config = config.checked()
+        self._roster = Roster()
+        self._residency = Residency(config, self._roster)
+        self._pool = self._residency.pool
+        self._endings = Endings(self._roster, self._pool)
+        self._takeover = Takeover(self._roster, self._residency, self._endings)
+        self._pins = Pins(self._pool)
+        self._step: InStep | None = None
+        self._num_arrivals = 0
+        self._blocked: tuple[object, ...] = ()
+        self._handlers: dict[type[Event], Callable[[Any, float, list[Effect]], None]] = {
+            Add: self._add,
+            Fetched: self._fetched,
+            Renew: self._renew,
+            StepDone: self._step_done,
+            KvReady: lambda event, now, effects: self._takeover.kv_ready(event, effects),
+            Grow: self._takeover.grow,
+            Pause: lambda event, now, effects: self._takeover.pause(event, effects),
+            Resume: lambda event, now, effects: self._takeover.resume(event),
+            Handed: lambda event, now, effects: self._forget(event, "handed", effects),
+            Drop: lambda event, now, effects: self._forget(event, "drop", effects),
+            Pin: self._pins.pin,
+            Unpin: lambda event, now, effects: self._pins.unpin(event.name),
+            Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; the role performs the effects in order, before it handles another."""
+        effects: list[Effect] = []
+        self._handlers[type(event)](event, now, effects)
+        if self._step is None and self._roster.running:
+            self._residency.grow_running()  # never beside a step: what has to be preempted may be in it
+        if self._roster.waiting:
+            self._admit_waiting(now, effects)
+        if self._pool.has_changes:
+            taken, stored, removed = self._pool.drain()
+            if taken:
+                effects.insert(0, HandsChanged(blocks=taken))
+            if stored or removed:
+                effects.append(Cached(stored=stored, removed=removed))
+        return effects
+
+    def next_step(self, now: float) -> StepPlan | None:
+        """What the engine shall run now; None when nothing can. Answer it with StepDone before asking again."""
+        if self._step is not None:
+            raise IllegalTransition("the batching core", "step running", "next_step")
+        planned = plan_step(self._roster, self.config.token_budget, self._residency.preempted)
+        if planned is None:
+            return None
+        self._residency.preempted = []
+        plan, self._step = planned
+        return plan
+
+    # --- what the role may ask ------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """No request is here and no step runs."""
+        return not self._roster.live and self._step is None
+
+    @property
+    def running_ids(self) -> list[RequestId]:
+        """Requests that generate, in the order they are served: those that can be paused."""
+        return [sequence.request_id for sequence in self._roster.running]
+
+    def blocks_of(self, request_id: RequestId, generation: int) -> list[int] | None:
+        """The table of one request now (a copy); None when this generation of it is not here."""
+        sequence = self._roster.find(request_id, generation)
+        return None if sequence is None else list(sequence.table.blocks)
+
+    def state_of(self, request_id: RequestId, generation: int) -> State | None:
+        sequence = self._roster.find(request_id, generation)
+        return None if sequence is None else sequence.state
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Every request that holds blocks, those included that were dropped in the running step."""
+        return report.holdings(self._roster)
+
+    def load(self, now: float) -> LoadReport:
+        """This instance's load. The role adds step_s and speed, which it measures. waiting: not computing yet."""
+        return report.load_report(self._roster, self._residency, self._pins.tables())
+
+    def cached_hashes(self) -> tuple[bytes, ...]:
+        """Hash of every whole block that can be found here now, held or not: for a directory's snapshot."""
+        return self._pool.digests()
+
+    def check(self) -> int:
+        """Full integrity check, O(num_blocks): leaked blocks, 0 when all is well. Raises IllegalTransition when a
+        block is two things at once. `load` does the cheap half of it."""
+        return self._pool.check([one.table for one in self._roster.everyone()] + self._pins.tables())
+
+    # --- requests come --------------------------------------------------------------------------------------
+
+    def _add(self, event: Add, now: float, effects: list[Effect]) -> None:
+        spec = event.spec
+        here = self._roster.live.get(spec.request_id)
+        if here is not None and spec.generation < here.generation:
+            older = f"generation {spec.generation} of the request is older than {here.generation}, which is here"
+            effects.append(self._refusal(spec, older, retry=False))
+            return
+        if here is not None and spec.generation == here.generation:
+            here.renew(now)
+            if here.admitted:
+                effects.append(_admitted(here, self._pool.num_free))
+            return
+        if here is not None:
+            self._endings.end(here, "drop", effects)
+        if reason := self._residency.never_fits(spec):
+            effects.append(self._refusal(spec, reason, retry=False))
+            return
+        waiting = self._roster.waiting
+        sequence = self._new_sequence(spec)
+        if spec.work is Work.PREFILL:
+            if len(waiting) >= self.config.max_waiting:
+                full = f"{len(waiting)} requests wait here already (max_waiting)"
+                effects.append(self._refusal(spec, full, retry=True))
+            else:
+                self._roster.add(sequence)
+            return
+        busy = f"{len(waiting)} requests wait here for free KV blocks" if waiting else self._residency.admit(sequence)
+        if busy:
+            effects.append(self._refusal(spec, busy, retry=True))
+        else:
+            self._roster.add(sequence)
+            self._place(sequence, now, effects)
+
+    def _new_sequence(self, spec: SequenceSpec) -> Sequence:
+        config = self.config
+        self._num_arrivals += 1
+        return Sequence(
+            spec, self._num_arrivals, block_size=config.block_size, max_length=config.max_length,
+            eos_token_ids=config.eos_token_ids,
+        )  # fmt: skip
+
+    def _refusal(self, spec: SequenceSpec, reason: str, *, retry: bool) -> NotAdmitted:
+        return NotAdmitted(
+            request_id=spec.request_id,
+            generation=spec.generation,
+            reason=reason,
+            retry=retry,
+            free_blocks=self._pool.num_free,
+        )
+
+    def _admit_waiting(self, now: float, effects: list[Effect]) -> None:
+        """In order of rank; the head is never overtaken. Skipped while nothing changed since it found no room."""
+        waiting = self._roster.waiting
+        while waiting:
+            sequence = waiting[0]
+            situation = (sequence, self._pool.num_free, self._roster.num_active)
+            if situation == self._blocked:
+                return
+            if self._residency.admit(sequence):
+                self._blocked = situation
+                return
+            self._place(sequence, now, effects)
+
+    def _place(self, sequence: Sequence, now: float, effects: list[Effect]) -> None:
+        """A sequence got its blocks: say so the first time, and start what it waits for."""
+        if not sequence.admitted:
+            sequence.admitted = True
+            effects.append(_admitted(sequence, self._pool.num_free))
+        self._blocked = ()
+        sequence.renew(now)
+        if sequence.work is Work.RECEIVE:
+            self._roster.move(sequence, "receive")
+        elif sequence.num_blocks_to_fetch > sequence.have_blocks:
+            self._roster.move(sequence, "fetch")
+        else:
+            self._roster.move(sequence, "prefill")
+            self._maybe_computed(sequence, now, effects)
+
+    # --- KV comes -------------------------------------------------------------------------------------------
+
+    def _fetched(self, event: Fetched, now: float, effects: list[Effect]) -> None:
+        sequence = self._roster.find(event.request_id, event.generation)
+        if sequence is None:
+            return
+        self._roster.move(sequence, "fetched")
+        valid = max(sequence.have_blocks, min(event.num_blocks, sequence.num_blocks_to_fetch))
+        sequence.fetched_blocks = valid - sequence.have_blocks
+        sequence.num_pushed = valid
+        sequence.num_computed = valid * self.config.block_size
+        self._residency.commit(sequence)
+        self._maybe_computed(sequence, now, effects)
+
+    def _maybe_computed(self, sequence: Sequence, now: float, effects: list[Effect]) -> None:
+        """Prefill work with KV of all its tokens is done; its receiver's lease starts."""
+        if sequence.work is not Work.PREFILL or sequence.num_computed < sequence.num_to_compute:
+            return
+        self._roster.move(sequence, "computed")
+        sequence.renew(now)
+        effects.append(_computed(sequence))
+
+    # --- a step ends ----------------------------------------------------------------------------------------
+
+    def _step_done(self, event: StepDone, now: float, effects: list[Effect]) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            raise IllegalTransition("the batching core", "no step running", "StepDone")
+        for sequence, count in step:
+            sequence.in_step = False
+            if sequence.state is State.LEAVING:
+                self._endings.leave(sequence, effects)
+                continue
+            sequence.num_computed += count
+            if sequence.num_computed >= (sequence.num_committed + 1) * sequence.block_size:
+                self._residency.commit(sequence)
+            if sequence.work is Work.PREFILL:
+                self._maybe_computed(sequence, now, effects)
+            elif sequence.num_computed == len(sequence.tokens):
+                self._draw(sequence, event.sampled.get(sequence.request_id), effects)
+
+    def _draw(self, sequence: Sequence, sampled: Sampled | None, effects: list[Effect]) -> None:
+        if sampled is None:
+            raise EngineFailed(f"the engine drew no token for request {sequence.request_id}; replace the instance")
+        index = sequence.num_output
+        finish = sequence.append(sampled.token_id)
+        effects.append(_emit(sequence, index, sampled, finish))
+        if finish is not None:
+            self._endings.end(sequence, "finish", effects)
+        elif sequence.state is State.PREFILLING:
+            self._roster.move(sequence, "first_token")
+        elif sequence.pause_wanted:
+            self._takeover.stop_stepping(sequence, effects)
+
+    # --- small ones -----------------------------------------------------------------------------------------
+
+    def _renew(self, event: Renew, now: float, effects: list[Effect]) -> None:
+        if sequence := self._roster.find(event.request_id, event.generation):
+            sequence.renew(now)
+
+    def _forget(self, event: Handed | Drop, move: str, effects: list[Effect]) -> None:
+        self._endings.forget(event.request_id, event.generation, move, effects)
+
+    def _tick(self, event: Tick, now: float, effects: list[Effect]) -> None:
+        self._endings.expire(now, effects)
+        self._pins.expire(now, effects)
+
+
+def _admitted(sequence: Sequence, num_free: int) -> Admitted:
+    return Admitted(
+        request_id=sequence.request_id,
+        generation=sequence.generation,
+        blocks=list(sequence.table.blocks),
+        have_blocks=min(sequence.have_blocks, sequence.num_computed // sequence.block_size),
+        free_blocks=num_free,
+    )
+
+
+def _computed(sequence: Sequence) -> Computed:
+    cached, fetched = (blocks * sequence.block_size for blocks in (sequence.have_blocks, sequence.fetched_blocks))
+    return Computed(
+        request_id=sequence.request_id,
+        generation=sequence.generation,
+        computed_tokens=sequence.num_to_compute - cached - fetched,
+        cached_tokens=cached,
+        fetched_tokens=fetched,
+    )
+
+
+def _emit(sequence: Sequence, index: int, sampled: Sampled, finish: FinishReason | None) -> Emit:
+    return Emit(
+        request_id=sequence.request_id,
+        generation=sequence.generation,
+        index=index,
+        token_ids=(sampled.token_id,),
+        logprobs=None if sampled.logprob is None else (sampled.logprob,),
+        finish=finish,
+        cached_tokens=None if sequence.reported_cached else sequence.report_cached(),
+    )

@@ -1,0 +1,39 @@
+"""What an instance tells about itself: load and holdings, read off the roster and the pool. Changes nothing."""
+
+from __future__ import annotations
+
+from nodes.core.blocks import BlockTable
+from nodes.core.residency import Residency
+from nodes.core.sequence import Roster, State
+from transfer.wire.messages import Holding, LoadReport
+
+_COMPUTES = (State.PREFILLING, State.RUNNING, State.PAUSED)
+_WAITS = (State.WAITING, State.RECEIVING, State.FETCHING)
+_TO_PREFILL = (State.WAITING, State.FETCHING, State.PREFILLING)
+
+
+def load_report(roster: Roster, residency: Residency, pins: list[BlockTable]) -> LoadReport:
+    """num_waiting counts what does not compute yet. leaked_blocks: references that no table accounts for."""
+    by_state, pool = roster.by_state, residency.pool
+    in_tables = sum(len(one.table.blocks) for one in roster.everyone()) + sum(len(pin.blocks) for pin in pins)
+    return LoadReport(
+        num_running=sum(len(by_state[state]) for state in _COMPUTES),
+        num_waiting=sum(len(by_state[state]) for state in _WAITS),
+        queued_prefill_tokens=sum(
+            one.num_to_compute - one.num_computed for state in _TO_PREFILL for one in by_state[state]
+        ),
+        num_blocks=pool.num_blocks,
+        free_blocks=pool.num_free,
+        cached_blocks=pool.num_cached,
+        num_preemptions=residency.num_preemptions,
+        leaked_blocks=abs(pool.num_references - in_tables),
+    )
+
+
+def holdings(roster: Roster) -> tuple[Holding, ...]:
+    """Every request that holds blocks, those included that were dropped in the running step."""
+    return tuple(
+        Holding(request_id=one.request_id, generation=one.generation, num_blocks=len(one.table.blocks))
+        for one in roster.everyone()
+        if one.table.blocks
+    )
