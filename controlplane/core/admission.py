@@ -1,0 +1,97 @@
+"""Who waits for a place, in which order, and who is told early that waiting is hopeless."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from random import Random
+from typing import NamedTuple
+
+from controlplane.core.config import CoreConfig
+from controlplane.core.fleet import Group
+from controlplane.core.lifecycle import Request
+
+LOOK_AHEAD = 8
+"""Waiting requests tried behind one that found no room; smaller ones may fit."""
+STARVED_S = 5.0
+"""A request without room for this long is not overtaken any more."""
+
+
+class WaitingLine:
+    """Requests without a place, by model, in order of priority and arrival. Bounded by admission."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[Request]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(line) for line in self._lines.values())
+
+    def add(self, request: Request) -> None:
+        insort(self._lines.setdefault(request.spec.model, []), request, key=lambda one: one.rank)
+
+    def discard(self, request: Request) -> None:
+        """Idempotent."""
+        line = self._lines.get(request.spec.model, [])
+        if request in line:
+            line.remove(request)
+            if not line:
+                del self._lines[request.spec.model]
+
+    def models(self) -> list[str]:
+        return list(self._lines)
+
+    def of(self, model: str) -> list[Request]:
+        """A copy of one model's line."""
+        return list(self._lines.get(model, ()))
+
+
+class Rejection(NamedTuple):
+    message: str
+    retry_after_s: float
+
+
+def predicted_wait_s(group: Group | None, line: list[Request], usual_hold_s: float) -> float:
+    """Seconds until a request at the end of the line gets a place: the slower of prefill (tokens ahead over the
+    fleet's rate) and decode (Little's law: requests ahead x usual stay / running requests)."""
+    if group is None:
+        return 0.0
+    servers = [*group.prefills, *group.mixed] or group.decodes
+    rate = sum(one.rate_tokens_per_s for one in servers)
+    ahead = sum(one.num_tokens for one in line)
+    charged_s = min((one.queue_s() for one in servers), default=0.0)
+    prefill_s = charged_s + ahead / rate if rate > 0 else 0.0
+    rows = sum(one.rows for one in (*group.decodes, *group.mixed))
+    decode_s = len(line) * usual_hold_s / rows if rows else 0.0
+    return max(prefill_s, decode_s)
+
+
+def reject_full(config: CoreConfig, num_waiting: int, wait_s: float, rng: Random) -> Rejection | None:
+    """429 when the line is as long as it may get."""
+    if num_waiting < config.max_queue:
+        return None
+    return Rejection(
+        f"{num_waiting} requests wait already, the most this server holds; try again later",
+        retry_after_s(config, wait_s, rng),
+    )
+
+
+def reject_hopeless(config: CoreConfig, request: Request, ttft_s: float, rng: Random) -> Rejection | None:
+    """429 when the predicted TTFT is beyond what the request can use. Early rejection as in Mooncake (FAST'25,
+    section 7), by default only against the request's own timeout."""
+    if config.early_reject == "never" or request.num_resumes or request.chosen is not None:
+        return None
+    limit_s = request.spec.timeout_s
+    if config.early_reject == "objective" and request.slo is not None:
+        limit_s = min(limit_s, request.slo.ttft_s)
+    if ttft_s <= limit_s:
+        return None
+    return Rejection(
+        f"the first token is predicted in {ttft_s:.1f} s, later than the {limit_s:g} s this request can wait; "
+        "try again later",
+        retry_after_s(config, ttft_s - limit_s, rng),
+    )
+
+
+def retry_after_s(config: CoreConfig, wait_s: float, rng: Random) -> float:
+    """Whole seconds, at least one; up to half as long again, so that clients turned away together return apart."""
+    return float(min(config.max_retry_after_s, max(1, math.ceil(wait_s * (1.0 + 0.5 * rng.random())))))

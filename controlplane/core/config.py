@@ -1,0 +1,89 @@
+"""Every setting of the scheduler core and its default. Where they come from is the shell's business."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from transfer.errors import ConfigError
+from transfer.terms import Slo, Struct
+
+DEFAULT_CLASS = "default"
+
+
+class CoreConfig(Struct, frozen=True):
+    """Times in seconds. Part of the flight recorder's header, so that a replay decides with the same values.
+
+    classes: objectives by traffic class; None: a class without objectives, shown apart. A request of a class
+    that is not listed counts as default_class.
+    """
+
+    classes: dict[str, Slo | None] = msgspec.field(
+        default_factory=lambda: {DEFAULT_CLASS: Slo(ttft_s=2.0, tpot_s=0.2), "batch": None}
+    )
+    default_class: str = DEFAULT_CLASS
+    heartbeat_s: float = 1.0
+    lease_s: float = 10.0
+    """How long a leg may stand without a sign of life, and the grace before held blocks count as orphaned."""
+    abort_retry_s: float = 1.0
+    reserve_retry_s: float = 2.0
+    """An unanswered Reserve is sent again after this, and given up after a lease."""
+
+    policy: Literal["slo", "fastest", "round_robin"] = "slo"
+    colocate: Literal["auto", "never", "always"] = "auto"
+    """Mixed instances: by prediction, only when there is no prefill and decode pair, or whenever there is one."""
+    without_prefill: Literal["serve_on_decode", "refuse"] = "serve_on_decode"
+    local_prefill_tokens: int = 64
+    """Up to this many tokens without KV may be computed on the decode instance itself."""
+    num_considered: int = 4
+    """Prefill and decode instances that are weighed against each other in full."""
+    prefill_backlog_s: float = 4.0
+    """Beyond this predicted queue a prefill instance gets no more work; requests wait here, where they can move."""
+    room_watermark: float = 0.01
+    same_host_bytes_per_s: float = 8e9
+
+    max_queue: int = 2048
+    """Requests waiting for a place; more are answered 429."""
+    max_queue_s: float | None = None
+    """Longest wait for a place before 503; None: the request's own timeout."""
+    early_reject: Literal["never", "hopeless", "objective"] = "hopeless"
+    """429 at arrival when the predicted TTFT exceeds the request's timeout (hopeless) or its objective."""
+    max_retry_after_s: float = 60.0
+    rejoin_grace_s: float = 10.0
+    """How long requests wait while no instance of a needed role is ready, before 503."""
+    max_resumes: int = 8
+
+    max_migrations: int = 4
+    """Running requests in motion at a time while an instance drains."""
+    max_migration_attempts: int = 3
+    migrate_timeout_s: float = 30.0
+    drain_timeout_s: float = 600.0
+    switch_timeout_s: float = 60.0
+    max_role_orders: int = 4
+    measure_s: float = 10.0
+    """Window after a plan in which its effect is measured."""
+    traffic_window_s: float = 300.0
+    min_traffic: int = 10
+    """Fewer arrivals than this in the window: no prediction."""
+
+    directory_blocks: int = 1_000_000
+    forget_s: float = 60.0
+    """How long a lost instance stays on display."""
+    max_plans: int = 100
+
+
+def check_config(config: CoreConfig) -> CoreConfig:
+    """The same config. Raises ConfigError with a sentence when a value cannot work."""
+    if config.default_class not in config.classes:
+        raise ConfigError(f"default_class {config.default_class!r} is not one of the classes {sorted(config.classes)}")
+    for name in (
+        "heartbeat_s", "lease_s", "abort_retry_s", "reserve_retry_s", "prefill_backlog_s", "max_queue", "max_resumes",
+        "num_considered", "max_migrations", "migrate_timeout_s", "drain_timeout_s", "switch_timeout_s",
+        "same_host_bytes_per_s", "directory_blocks", "max_plans", "measure_s", "traffic_window_s", "max_role_orders",
+    ):  # fmt: skip
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{name} must be above 0, got {getattr(config, name)}")
+    if config.lease_s < 2 * config.heartbeat_s:
+        raise ConfigError(f"lease_s ({config.lease_s}) must be at least twice heartbeat_s ({config.heartbeat_s})")
+    return config

@@ -1,0 +1,181 @@
+"""Gives requests a place: arrival, the waiting line, the decision with its why, the reservation."""
+
+from __future__ import annotations
+
+from controlplane.core.admission import LOOK_AHEAD, STARVED_S, predicted_wait_s, reject_full, reject_hopeless
+from controlplane.core.decide import Block, Blocked, decide
+from controlplane.core.desk import Desk
+from controlplane.core.endings import Endings
+from controlplane.core.events import Arrived, Expect
+from controlplane.core.fleet import Group
+from controlplane.core.ledger import Leg, LegKind
+from controlplane.core.lifecycle import Request, new_request
+from controlplane.core.placement import Candidate, Wanted, explain
+from controlplane.core.stages import ADMISSION, QUEUE
+from transfer.kv.block import block_hashes
+from transfer.terms import unpack_tokens
+from transfer.wire.messages import Reserve
+
+MAX_DOUBLINGS = 6
+DEFAULT_OUTPUT = 128
+"""Output tokens expected of a class before any of its requests has finished."""
+
+
+class Dispatch:
+    def __init__(self, desk: Desk, endings: Endings) -> None:
+        self._desk, self._endings = desk, endings
+        self._num_arrived = 0
+        self._stages: dict[str, str] = {}
+
+    def arrived(self, event: Arrived) -> Request | None:
+        """Take a request, or reject it before any work. A repeated id in flight is ignored: None."""
+        desk, spec = self._desk, event.request
+        if spec.request_id in desk.requests:
+            desk.note("warning", f"request {spec.request_id} arrived twice; the second one is ignored")
+            return None
+        config = desk.config
+        name = spec.traffic_class if spec.traffic_class in config.classes else config.default_class
+        self._num_arrived += 1
+        minted = desk.ledger.highest(spec.request_id)
+        request = new_request(spec, self._num_arrived, name, config.classes[name], minted)
+        desk.requests[spec.request_id] = request
+        desk.traffic.arrived(desk.now, spec.model)
+        desk.count("arrived")
+        group = desk.fleet.groups.get(spec.model)
+        line = desk.line.of(spec.model)
+        wait_s = predicted_wait_s(group, line, desk.goodput.usual_hold_s) if line else 0.0
+        rejection = reject_full(config, len(desk.line), wait_s, desk.random)
+        if rejection is None and line:
+            rejection = reject_hopeless(config, request, wait_s, desk.random)
+        if rejection is not None:
+            self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
+            return request
+        request.stages.enter(self._stages.get(spec.model, QUEUE), desk.now)
+        desk.line.add(request)
+        desk.stirred = True
+        return request
+
+    def pump(self) -> None:
+        """Place whoever can be placed now, in order; only a few may overtake one that finds no room."""
+        desk = self._desk
+        if not desk.stirred:
+            return
+        desk.stirred = False
+        models = desk.line.models()
+        self._stages = {model: stage for model, stage in self._stages.items() if model in models}
+        for model in models:
+            self._pump_model(desk.line.of(model), desk.fleet.groups.get(model))
+
+    def _pump_model(self, line: list[Request], group: Group | None) -> None:
+        num_failed = 0
+        for request in line:
+            block = self._try(request, group)
+            if block is None or block is Block.NEVER_FITS:
+                continue
+            num_failed += 1
+            if num_failed == 1:
+                self._behind(request, block)
+            starved = self._desk.now - request.since_s > STARVED_S
+            if block is not Block.ROOM or starved or num_failed > LOOK_AHEAD:
+                return
+
+    def _behind(self, head: Request, block: Block) -> None:
+        """Who waits behind a request waits for the same: count their time so, when that has changed."""
+        desk, model = self._desk, head.spec.model
+        stage = ADMISSION if block is Block.ROOM else QUEUE
+        head.stages.enter(stage, desk.now)
+        if self._stages.get(model, QUEUE) != stage:
+            for request in desk.line.of(model):
+                request.stages.enter(stage, desk.now)
+        self._stages[model] = stage
+
+    def _try(self, request: Request, group: Group | None) -> Block | None:
+        """Place it, or say what it waits for. None: it left the line."""
+        desk = self._desk
+        if group is None:
+            request.waits_for = f"no instance of {request.spec.model} is ready"
+            return Block.NO_DECODE
+        wanted = self.wanted(request, group)
+        found = decide(desk.config, group, wanted, desk.directory.match(self._hashes(request, group)))
+        if isinstance(found, Blocked):
+            request.waits_for = found.sentence
+            if found.block is Block.NEVER_FITS:
+                self._endings.fail(request, 400, "invalid", found.sentence)
+            return found.block
+        rejection = reject_hopeless(desk.config, request, wanted.waited_s + found[0].ttft_s, desk.random)
+        if rejection is not None:
+            self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
+            return None
+        if request.chosen is None:
+            request.why = explain(found, wanted)
+        self._place(request, found[0], wanted)
+        return None
+
+    def wanted(self, request: Request, group: Group) -> Wanted:
+        """What the request needs of a place."""
+        desk, spec = self._desk, request.spec
+        left = max(1, spec.sampling.max_tokens - request.num_output)
+        usual = desk.goodput.usual_output.get(request.traffic_class, DEFAULT_OUTPUT)
+        output = min(float(left), max(1.0, usual - request.num_output))
+        return Wanted(
+            num_tokens=request.num_tokens, need_blocks=group.layout.num_blocks(request.num_tokens),
+            keep_blocks=group.layout.num_blocks(request.num_tokens + int(output)), usual_output=output,
+            slo=request.slo, waited_s=desk.now - spec.arrived_s, avoid=request.avoid, unfit=request.unfit,
+        )  # fmt: skip
+
+    def _hashes(self, request: Request, group: Group) -> list[bytes]:
+        """Hashes of the whole blocks of tokens[:-1], made once for each placement's tokens."""
+        root = group.root(request.spec.salt)
+        if request.hashes is None or request.root != root:
+            tokens = unpack_tokens(request.tokens)[:-1]
+            request.hashes, request.root = block_hashes(tokens, group.layout.block_size, root), root
+        return list(request.hashes)
+
+    def _place(self, request: Request, best: Candidate, wanted: Wanted) -> None:
+        """Open both legs at once, then ask decode to hold its blocks."""
+        desk = self._desk
+        desk.line.discard(request)
+        request.minted += 1
+        request.generation, request.placed_s = request.minted, desk.now
+        request.chosen, request.decode = best, best.decode.id
+        request.prefill = best.prefill.id if best.prefill is not None else None
+        for one in (best.prefill, best.decode):
+            if one is not None:
+                one.picked = desk.next_pick()
+        leg = desk.ledger.open(
+            request.request_id, request.generation, LegKind.DECODE, best.decode, best.charge_decode, desk.now
+        )
+        if best.prefill is not None:
+            desk.ledger.open(
+                request.request_id, request.generation, LegKind.PREFILL, best.prefill, best.charge_prefill, desk.now
+            )
+        request.fire("place", desk.now)
+        request.stages.enter(ADMISSION, desk.now)
+        desk.count("placed_remote" if best.remote else "placed_local")
+        desk.emit(Expect(request_id=request.request_id, generation=request.generation))
+        self.reserve(request, leg, best.remote, wanted.need_blocks)
+
+    def lease_s(self, request: Request) -> float:
+        """How long nodes may hold blocks for it without progress: a lease beyond what was predicted, and twice that
+        after each loss, since a wrong prediction must not kill the same request again and again."""
+        predicted_s = request.chosen.ttft_s if request.chosen is not None else 0.0
+        lease_s: float = (self._desk.config.lease_s + 4.0 * predicted_s) * 2.0 ** min(
+            request.num_resumes, MAX_DOUBLINGS
+        )
+        left_s = request.deadline_s - self._desk.now
+        return max(self._desk.config.lease_s, min(lease_s, left_s))
+
+    def reserve(self, request: Request, leg: Leg, remote: bool, need_blocks: int) -> None:
+        """Ask for the blocks of one leg. Repeated as it is when no answer comes."""
+        desk, spec = self._desk, request.spec
+        if not leg.sent:
+            desk.ledger.sent(leg, need_blocks)
+        request.sent_s = desk.now
+        desk.send(
+            leg.instance.id,
+            Reserve(
+                request_id=request.request_id, generation=leg.generation, tokens=request.tokens,
+                num_output=request.num_output, sampling=spec.sampling, remote=remote, lease_s=self.lease_s(request),
+                salt=spec.salt, priority=spec.priority,
+            ),
+        )  # fmt: skip

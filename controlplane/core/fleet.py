@@ -1,0 +1,221 @@
+"""Membership: which instances there are, in which state and role, which may serve which model together.
+
+Keeps one Instance a life, judges every Hello, and groups ready instances by model for placement. Sends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from controlplane.core.instance import Instance, InstanceState
+from transfer.terms import InstanceId, KvLayout, ModelIdentity, Role, kv_fingerprint
+from transfer.wire.messages import PROTOCOL_VERSION, Heartbeat, Hello, PoolMap
+
+MAX_PAST_EPOCHS = 8
+MAX_ROOTS = 1024
+
+
+@dataclass
+class Group:
+    """Everything that serves one model name. Lists hold ready instances, in order of id."""
+
+    model: ModelIdentity
+    layout: KvLayout
+    members: list[Instance] = field(default_factory=list)
+    """All engines of the model that are not lost, whatever their state."""
+    prefills: list[Instance] = field(default_factory=list)
+    decodes: list[Instance] = field(default_factory=list)
+    mixed: list[Instance] = field(default_factory=list)
+    pools: dict[InstanceId, Instance] = field(default_factory=dict)
+    roots: dict[str, bytes] = field(default_factory=dict)
+
+    def root(self, salt: str) -> bytes:
+        """Root of the block hash chain for one tenant."""
+        if salt not in self.roots:
+            if len(self.roots) >= MAX_ROOTS:
+                self.roots.clear()
+            self.roots[salt] = kv_fingerprint(self.model, self.layout, salt)
+        return self.roots[salt]
+
+    @property
+    def largest_blocks(self) -> int:
+        """KV blocks of the largest member."""
+        return max((one.hello.num_blocks for one in self.members), default=0)
+
+
+class Fleet:
+    def __init__(self, forget_s: float) -> None:
+        self._forget_s = forget_s
+        self.instances: dict[InstanceId, Instance] = {}
+        """By id; a lost one stays until it is forgotten or replaced."""
+        self.groups: dict[str, Group] = {}
+        self.version = 0
+        """Bumped by every change of membership, role or plan."""
+        self._past: dict[InstanceId, list[int]] = {}
+        self._lost_s: dict[InstanceId, float] = {}
+
+    # --- who may join ---------------------------------------------------------------------------------------
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Why this instance cannot join, in a sentence; None when it can."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return (f"{hello.instance_id} speaks protocol {hello.protocol}, this control plane {PROTOCOL_VERSION}; "
+                    "run the same release on both")  # fmt: skip
+        if hello.role is Role.KV_POOL:
+            return self._pool_refusal(hello)
+        if hello.model is None or hello.layout is None or hello.latency is None:
+            return f"{hello.instance_id} has role {hello.role.value} but names no model, KV layout or latency profile"
+        if hello.num_blocks < 1:
+            return f"{hello.instance_id} has {hello.num_blocks} KV blocks; give it memory for at least one"
+        group = self.groups.get(hello.model.name)
+        others = [one for one in group.members if one.id != hello.instance_id] if group else []
+        if group is None or not others:
+            return None
+        if difference := _difference(hello.model, group.model):
+            return (f"{hello.instance_id} serves another {hello.model.name}: its {difference} differs from the "
+                    f"fleet's; load the same model everywhere, or serve it under another name")  # fmt: skip
+        if difference := _difference(hello.layout, group.layout):
+            return (f"{hello.instance_id} keeps KV of {hello.model.name} in another layout: {difference} differs from "
+                    f"the fleet's; start it with the same KV settings")  # fmt: skip
+        return None
+
+    def superseded(self, hello: Hello) -> bool:
+        """Whether this is the word of a life that a later one has replaced."""
+        return hello.epoch in self._past.get(hello.instance_id, [])
+
+    def _pool_refusal(self, hello: Hello) -> str | None:
+        if hello.num_blocks < 1:
+            return f"{hello.instance_id} has {hello.num_blocks} KV blocks; give the pool memory for at least one"
+        if hello.layout is None or not self.groups:
+            return None
+        if any(group.layout == hello.layout for group in self.groups.values()):
+            return None
+        group = next(iter(self.groups.values()))
+        return (f"{hello.instance_id} pools KV in a layout that no model of the fleet has: "
+                f"{_difference(hello.layout, group.layout)} differs from {group.model.name}'s")  # fmt: skip
+
+    # --- membership -----------------------------------------------------------------------------------------
+
+    def join(self, hello: Hello, now: float) -> Instance:
+        """A new life. The caller has taken leave of an older one with `lose`."""
+        old = self.instances.get(hello.instance_id)
+        if old is not None and old.epoch != hello.epoch:
+            past = self._past.setdefault(hello.instance_id, [])
+            past.append(old.epoch)
+            del past[:-MAX_PAST_EPOCHS]
+        instance = Instance(hello, now)
+        self.instances[instance.id] = instance
+        self._lost_s.pop(instance.id, None)
+        self.changed()
+        return instance
+
+    def live(self, instance_id: InstanceId, epoch: int | None = None) -> Instance | None:
+        """The instance, unless it is unknown, lost or, when an epoch is given, in another life."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.state is InstanceState.LOST:
+            return None
+        return instance if epoch is None or instance.epoch == epoch else None
+
+    def lose(self, instance: Instance, now: float) -> None:
+        instance.machine.fire("lose")
+        self._lost_s[instance.id] = now
+        self.changed()
+
+    def rejoin(self, instance: Instance) -> None:
+        """A lost instance was heard again, in the same life."""
+        instance.machine.fire("rejoin")
+        self._lost_s.pop(instance.id, None)
+        self.changed()
+
+    def hear(self, instance: Instance, beat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat; True when what may be placed on the fleet changed."""
+        instance.heard(beat, now)
+        event = "heard_ready" if beat.state == "ready" else "heard_unready"
+        if not instance.machine.can(event):
+            return False
+        instance.machine.fire(event)
+        self.changed()
+        return True
+
+    def move(self, instance: Instance, event: str) -> None:
+        """A step of a plan: drain, undrain, switch, switched or restore."""
+        instance.machine.fire(event)
+        self.changed()
+
+    def take_role(self, instance: Instance, role: Role) -> None:
+        """What the node says it is now."""
+        if instance.role is not role:
+            instance.role = role
+            self.changed()
+
+    def forget(self, now: float) -> None:
+        """Drop instances lost long ago from display."""
+        for instance_id, lost_s in list(self._lost_s.items()):
+            if now - lost_s > self._forget_s:
+                del self._lost_s[instance_id], self.instances[instance_id]
+                self._past.pop(instance_id, None)
+                self.changed()
+
+    def changed(self) -> None:
+        """Bump the version and group ready instances anew."""
+        self.version += 1
+        groups: dict[str, Group] = {}
+        profiles: dict[object, int] = {}
+        ordered = [self.instances[name] for name in sorted(self.instances)]
+        alive = [one for one in ordered if one.state is not InstanceState.LOST]
+        for one in alive:
+            one.taste = profiles.setdefault(one.latency, len(profiles))
+            model, layout = one.hello.model, one.hello.layout
+            if one.role is Role.KV_POOL or model is None or layout is None:
+                continue
+            old = self.groups.get(model.name)
+            same = old is not None and old.model == model and old.layout == layout
+            group = groups.setdefault(
+                model.name, Group(model, layout, roots=old.roots if old is not None and same else {})
+            )
+            group.members.append(one)
+            if one.ready:
+                {Role.PREFILL: group.prefills, Role.DECODE: group.decodes, Role.MIXED: group.mixed}[one.role].append(
+                    one
+                )
+        for group in groups.values():
+            group.pools = {one.id: one for one in alive if one.ready and _pools_for(one, group.layout)}
+        self.groups = groups
+
+    # --- views ----------------------------------------------------------------------------------------------
+
+    def pool_map(self, instance: Instance) -> PoolMap:
+        """The pools an engine may put to, in order of id."""
+        group = self.groups.get(instance.hello.model.name) if instance.hello.model is not None else None
+        return PoolMap(pools=tuple(one.pool_peer() for one in group.pools.values()) if group is not None else ())
+
+    def alive(self) -> list[Instance]:
+        """Every instance that is not lost, in order of id."""
+        return [one for name, one in sorted(self.instances.items()) if one.state is not InstanceState.LOST]
+
+    def engines(self) -> list[Instance]:
+        return [one for one in self.alive() if one.role is not Role.KV_POOL]
+
+    def counts(self) -> dict[Role, int]:
+        """Engines by role, pools included, whatever their state, lost ones left out."""
+        counts = dict.fromkeys(Role, 0)
+        for one in self.alive():
+            counts[one.role] += 1
+        return counts
+
+
+def xpyd(num_prefill: int, num_decode: int, num_mixed: int = 0) -> str:
+    """ "2P1D"; "2P1D+1M" with mixed instances beside; "2M" when there are only those."""
+    pairs = f"{num_prefill}P{num_decode}D"
+    if not num_mixed:
+        return pairs
+    return f"{pairs}+{num_mixed}M" if num_prefill or num_decode else f"{num_mixed}M"
+
+
+def _pools_for(one: Instance, layout: KvLayout) -> bool:
+    return one.role is Role.KV_POOL and one.hello.layout in (None, layout)
+
+
+def _difference(mine: ModelIdentity | KvLayout, other: ModelIdentity | KvLayout) -> str:
+    """Names of the fields that differ; empty when equal."""
+    return ", ".join(name for name in mine.__struct_fields__ if getattr(mine, name) != getattr(other, name))

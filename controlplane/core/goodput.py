@@ -1,0 +1,231 @@
+"""Goodput and attainment by the book: counters since start, and sliding windows by completion time.
+
+good request = finished normally within every objective of its class. attainment = good / (finished + server errors +
+rejected + timed out + cancelled after TTFT was missed); classes without objectives are left out and shown apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from controlplane.core.buckets import Buckets
+from controlplane.core.stages import STAGES
+from transfer.api import Goodput, Outcome, Quantiles, RequestRecord
+from transfer.terms import Slo
+
+WINDOW_S = 60
+SHORT_WINDOW_S = 10
+SLOT_S = 1.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Everything that is counted over some span of time, for one class or all. Adds and subtracts exactly."""
+
+    good: int = 0
+    total: int = 0
+    """What attainment divides by; 0 for a class without objectives."""
+    finished: int = 0
+    """Ended normally, good or not."""
+    good_tokens: int = 0
+    output_tokens: int = 0
+    ttft_s: Buckets = field(default_factory=Buckets)
+    tpot_s: Buckets = field(default_factory=Buckets)
+    e2e_s: Buckets = field(default_factory=Buckets)
+    missed_stage_us: list[int] = field(default_factory=lambda: [0] * len(STAGES))
+    """Microseconds by stage of STAGES among counted requests that were not good."""
+
+    def add(self, record: RequestRecord, counted: bool) -> None:
+        good = record.good is True
+        self.good += good
+        self.total += counted
+        self.finished += record.outcome == "ok"
+        self.good_tokens += record.output_tokens * good
+        self.output_tokens += record.output_tokens
+        for buckets, value in ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s)):
+            if value is not None:
+                buckets.add(max(0.0, value))
+        if record.outcome == "ok":
+            self.e2e_s.add(max(0.0, record.e2e_s))
+
+    def merge(self, other: Counts, sign: int = 1) -> None:
+        self.good += sign * other.good
+        self.total += sign * other.total
+        self.finished += sign * other.finished
+        self.good_tokens += sign * other.good_tokens
+        self.output_tokens += sign * other.output_tokens
+        for mine, theirs in ((self.ttft_s, other.ttft_s), (self.tpot_s, other.tpot_s), (self.e2e_s, other.e2e_s)):
+            if sign > 0:
+                mine.merge(theirs)
+            else:
+                mine.subtract(theirs)
+        self.missed_stage_us = [a + sign * b for a, b in zip(self.missed_stage_us, other.missed_stage_us, strict=True)]
+
+
+class Window:
+    """A sliding sum over the last `span` slots of one second, by completion time. Bounded by its span."""
+
+    def __init__(self, span: int) -> None:
+        self.span = span
+        self._slots: deque[tuple[int, dict[str, Counts]]] = deque()
+        self.by_class: dict[str, Counts] = {}
+        self._fleet: deque[tuple[int, float, float]] = deque()
+        self.gpu_s = self.dollars = 0.0
+
+    def add(self, slot: int, name: str, record: RequestRecord, counted: bool, missed_us: list[int]) -> None:
+        if not self._slots or self._slots[-1][0] != slot:
+            self._slots.append((slot, {}))
+        for counts in (self._slots[-1][1].setdefault(name, Counts()), self.by_class.setdefault(name, Counts())):
+            counts.add(record, counted)
+            counts.missed_stage_us = [a + b for a, b in zip(counts.missed_stage_us, missed_us, strict=True)]
+
+    def spend(self, slot: int, gpu_s: float, dollars: float) -> None:
+        """The fleet's GPU seconds and cost in this slot."""
+        self._fleet.append((slot, gpu_s, dollars))
+        self.gpu_s += gpu_s
+        self.dollars += dollars
+
+    def expire(self, slot: int) -> None:
+        """Let go of what is older than the span."""
+        while self._slots and self._slots[0][0] <= slot - self.span:
+            for name, counts in self._slots.popleft()[1].items():
+                self.by_class[name].merge(counts, -1)
+        while self._fleet and self._fleet[0][0] <= slot - self.span:
+            self._fleet.popleft()
+        self.gpu_s = sum(one[1] for one in self._fleet)
+        self.dollars = sum(one[2] for one in self._fleet)
+
+    def everything(self) -> Counts:
+        counts = Counts()
+        for one in self.by_class.values():
+            counts.merge(one)
+        return counts
+
+
+class Probe:
+    """Counts what finishes from `since_s` on: the measurement of a plan's effect."""
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.counts = Counts()
+
+
+class GoodputCore:
+    """Knows every finished request once. `now` is loop time; slots of a window are whole seconds of it."""
+
+    def __init__(self, classes: dict[str, Slo | None]) -> None:
+        self._classes = classes
+        self.by_class = {name: Counts() for name in classes}
+        self.outcomes: dict[tuple[str, Outcome], int] = {}
+        self.windows = {span: Window(span) for span in (SHORT_WINDOW_S, WINDOW_S)}
+        self.usual_output: dict[str, float] = {}
+        self.usual_hold_s = 0.0
+        self.probes: list[Probe] = []
+        self._started_s: float | None = None
+        self._slot = 0
+        self._spent_s: float | None = None
+        self._rates = (0, 0.0)
+
+    def finished(self, record: RequestRecord, missed_s: dict[str, float], now: float, hold_s: float = 0.0) -> None:
+        """Count one finished request. missed_s: its stages, for the bottleneck among those that were not good.
+        hold_s: how long its last decode instance held blocks for it."""
+        self.advance(now)
+        name, slo = record.traffic_class, self._classes.get(record.traffic_class)
+        counted = slo is not None and counts_for_attainment(record, slo)
+        missed = counted and not record.good
+        missed_us = [round(missed_s.get(stage, 0.0) * 1e6) if missed else 0 for stage in STAGES]
+        self.by_class.setdefault(name, Counts()).add(record, counted)
+        self.outcomes[name, record.outcome] = self.outcomes.get((name, record.outcome), 0) + 1
+        for window in self.windows.values():
+            window.add(self._slot, name, record, counted, missed_us)
+        for probe in self.probes:
+            probe.counts.add(record, counted)
+        if record.outcome == "ok":
+            before = self.usual_output.get(name, float(record.output_tokens))
+            self.usual_output[name] = 0.9 * before + 0.1 * record.output_tokens
+            self.usual_hold_s = 0.9 * (self.usual_hold_s or hold_s) + 0.1 * hold_s
+
+    def advance(self, now: float) -> None:
+        """Time passed: expire slots."""
+        if self._started_s is None:
+            self._started_s = now
+        slot = int(now // SLOT_S)
+        if slot != self._slot:
+            self._slot = slot
+            for window in self.windows.values():
+                window.expire(slot)
+
+    def spend(self, num_gpus: int, dollars_per_hour: float, now: float) -> None:
+        """The serving fleet from now on, told once a second or oftener; what it cost until now is booked."""
+        if self._spent_s is not None and now > self._spent_s:
+            span_s, (gpus, dollars) = now - self._spent_s, self._rates
+            for window in self.windows.values():
+                window.spend(int(now // SLOT_S), span_s * gpus, span_s * dollars / 3600)
+        self._spent_s, self._rates = now, (num_gpus, dollars_per_hour)
+
+    def goodput(self, span: int, now: float) -> Goodput:
+        """Rates over the window, or over the time since start where that is shorter (at least a second)."""
+        self.advance(now)
+        window = self.windows[span]
+        counts = window.everything()
+        uptime_s = now - (self._started_s if self._started_s is not None else now)
+        over_s = min(float(span), max(1.0, uptime_s))
+        good, since_s = counts.good, max(0.0, now - (self._spent_s if self._spent_s is not None else now))
+        gpu_s = window.gpu_s + since_s * self._rates[0]
+        dollars = window.dollars + since_s * self._rates[1] / 3600
+        return Goodput(
+            per_s=good / over_s, per_gpu=good / gpu_s if gpu_s > 0 else 0.0, window_s=float(span),
+            tokens_per_s=counts.good_tokens / over_s, throughput_per_s=counts.finished / over_s,
+            per_dollar=good / dollars if dollars > 0 else None,
+            cost_per_good=dollars / good if good else None,
+        )  # fmt: skip
+
+    def attainment(self, name: str | None = None) -> float | None:
+        """Share of good requests since start, of one class or all with objectives; None before any counts."""
+        chosen = [name] if name is not None else list(self.by_class)
+        good = sum(self.by_class[one].good for one in chosen if self._classes.get(one) is not None)
+        total = sum(self.by_class[one].total for one in chosen)
+        return good / total if total else None
+
+    def missed_stages(self, now: float) -> dict[str, float]:
+        """Seconds by stage among counted requests of the long window that missed, largest first."""
+        self.advance(now)
+        totals = self.windows[WINDOW_S].everything().missed_stage_us
+        found = {stage: micros / 1e6 for stage, micros in zip(STAGES, totals, strict=True) if micros}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def probe(self, now: float) -> Probe:
+        probe = Probe(now)
+        self.probes.append(probe)
+        return probe
+
+    def end_probe(self, probe: Probe) -> Counts:
+        """Stop counting for it. Idempotent."""
+        if probe in self.probes:
+            self.probes.remove(probe)
+        return probe.counts
+
+
+def is_good(record: RequestRecord, slo: Slo | None) -> bool | None:
+    """Whether it finished normally within every objective; None for a class without any."""
+    if slo is None:
+        return None
+    return (
+        record.outcome == "ok"
+        and record.ttft_s is not None
+        and record.ttft_s <= slo.ttft_s
+        and (record.output_tokens <= 1 or record.tpot_s is None or record.tpot_s <= slo.tpot_s)
+        and (slo.e2e_s is None or record.e2e_s <= slo.e2e_s)
+    )
+
+
+def counts_for_attainment(record: RequestRecord, slo: Slo) -> bool:
+    """Everything but a client's cancel; that counts only when TTFT was missed already."""
+    if record.outcome != "cancelled":
+        return True
+    return (record.e2e_s if record.ttft_s is None else record.ttft_s) > slo.ttft_s
+
+
+def quantiles(buckets: Buckets) -> Quantiles:
+    return Quantiles(p50=buckets.quantile(0.5), p90=buckets.quantile(0.9), p99=buckets.quantile(0.99))

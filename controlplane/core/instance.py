@@ -1,0 +1,195 @@
+"""One life of one instance as the control plane sees it: state table, declared profile, reported and charged load."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from controlplane.core.machine import Machine, mermaid
+from transfer.errors import IllegalTransition
+from transfer.profile import LatencyProfile
+from transfer.terms import InstanceId, Role
+from transfer.wire.messages import Heartbeat, Hello, KvPeer, LoadReport, PoolPeer
+
+US = 1_000_000
+
+
+class InstanceState(StrEnum):
+    JOINING = "joining"
+    """Known, not yet ready for work."""
+    READY = "ready"
+    DRAINING = "draining"
+    """Gets no new work; what it has finishes or migrates."""
+    SWITCHING = "switching"
+    """Empty; takes another role."""
+    LOST = "lost"
+
+
+INSTANCE_MOVES: dict[InstanceState, dict[str, InstanceState]] = {
+    InstanceState.JOINING: {"heard_ready": InstanceState.READY, "lose": InstanceState.LOST},
+    InstanceState.READY: {
+        "heard_unready": InstanceState.JOINING,
+        "drain": InstanceState.DRAINING,
+        "lose": InstanceState.LOST,
+    },
+    InstanceState.DRAINING: {
+        "undrain": InstanceState.READY,
+        "switch": InstanceState.SWITCHING,
+        "lose": InstanceState.LOST,
+    },
+    InstanceState.SWITCHING: {
+        "switched": InstanceState.READY,
+        "restore": InstanceState.JOINING,
+        "lose": InstanceState.LOST,
+    },
+    InstanceState.LOST: {"rejoin": InstanceState.JOINING},
+}
+
+
+class Charge(NamedTuple):
+    """Load put on an instance at dispatch, in its own units. prefill_us: predicted compute of the prefill tokens."""
+
+    prefill_tokens: int = 0
+    prefill_us: int = 0
+    rows: int = 0
+    context_tokens: int = 0
+    blocks: int = 0
+
+
+class Instance:
+    """Mutable; owned by Fleet. Charges are exact: every one is taken back once, and a negative sum raises."""
+
+    __slots__ = (
+        "blocks", "charged", "context_tokens", "epoch", "free_blocks", "full", "hello", "hint_s", "id", "joined_s",
+        "last_seen_s", "latency", "load", "machine", "node_state", "pending_blocks", "picked", "prefill_tokens",
+        "prefill_us", "queue_hint_s", "rate_tokens_per_s", "role", "rows", "since_report", "speed", "taste",
+    )  # fmt: skip
+
+    def __init__(self, hello: Hello, now: float) -> None:
+        self.id: InstanceId = hello.instance_id
+        self.epoch, self.role, self.hello, self.latency = hello.epoch, hello.role, hello, hello.latency
+        self.machine = Machine(f"instance {hello.instance_id}", INSTANCE_MOVES, InstanceState.JOINING)
+        self.joined_s = self.last_seen_s = now
+        self.node_state = ""
+        self.load = LoadReport(num_blocks=hello.num_blocks, free_blocks=hello.num_blocks)
+        self.speed = 1.0
+        self.free_blocks = hello.num_blocks
+        self.pending_blocks = 0
+        self.full = False
+        self.prefill_tokens = self.prefill_us = self.rows = self.context_tokens = self.blocks = 0
+        self.since_report = [0, 0]
+        self.picked = 0
+        self.taste = 0
+        self.rate_tokens_per_s = 0.0
+        self.hint_s: float | None = None
+        self.queue_hint_s: float | None = None
+        self._measure_rate()
+
+    @property
+    def state(self) -> InstanceState:
+        return self.machine.state
+
+    @property
+    def ready(self) -> bool:
+        return self.machine.state is InstanceState.READY
+
+    @property
+    def room(self) -> int:
+        """Blocks it last said are free, less those asked for since."""
+        return self.free_blocks - self.pending_blocks
+
+    @property
+    def num_gpus(self) -> int:
+        return 0 if self.role is Role.KV_POOL else self.hello.hardware.num_gpus
+
+    @property
+    def profile(self) -> LatencyProfile:
+        """Raises IllegalTransition for a pool, which computes nothing."""
+        if self.latency is None:
+            raise IllegalTransition(f"instance {self.id}", self.role.value, "a prediction of compute time")
+        return self.latency
+
+    def peer(self) -> KvPeer:
+        return KvPeer(instance_id=self.id, epoch=self.epoch, data_endpoint=self.hello.data_endpoint,
+                      host_id=self.hello.host_id)  # fmt: skip
+
+    def pool_peer(self) -> PoolPeer:
+        return PoolPeer(instance_id=self.id, epoch=self.epoch, data_endpoint=self.hello.data_endpoint,
+                        host_id=self.hello.host_id)  # fmt: skip
+
+    def heard(self, beat: Heartbeat, now: float) -> None:
+        """Take the instance's own account. It corrects estimates; it never changes what was charged."""
+        self.last_seen_s, self.node_state, self.load = now, beat.state, beat.load
+        self.told_free(beat.load.free_blocks)
+        self.since_report = [self.since_report[1], 0]
+        speed = beat.load.speed if beat.load.speed > 0 else 1.0
+        self.speed = min(100.0, max(0.01, speed))
+        self.hint_s = self.queue_hint_s = None
+        self._measure_rate()
+
+    def told_free(self, free_blocks: int, full: bool = False) -> None:
+        """Its word on its own room. full: it refused, whatever is free; it is asked again after its next word or
+        when one of its requests ends."""
+        self.free_blocks, self.full = free_blocks, full
+
+    def freed(self, blocks: int) -> None:
+        """A request ended there: its blocks are free before the next heartbeat says so."""
+        self.free_blocks, self.full = min(self.hello.num_blocks, self.free_blocks + blocks), False
+
+    def charge(self, charge: Charge) -> None:
+        self._add(charge, 1)
+        self.since_report[1] += charge.prefill_tokens
+
+    def discharge(self, charge: Charge) -> None:
+        """Raises IllegalTransition when more is taken back than was charged."""
+        self._add(charge, -1)
+
+    def pend(self, blocks: int) -> None:
+        """Blocks asked for and not answered; negative when the answer came."""
+        self.pending_blocks += blocks
+        if self.pending_blocks < 0:
+            raise IllegalTransition(f"instance {self.id}", "pending blocks 0", f"an answer for {-blocks} more")
+
+    def queue_s(self) -> float:
+        """Predicted seconds until prefill work charged now would start."""
+        if self.queue_hint_s is None:
+            self.queue_hint_s = 0.0
+            if self.prefill_tokens:
+                left = min(self.prefill_tokens, self.load.queued_prefill_tokens + sum(self.since_report))
+                self.queue_hint_s = self.prefill_us / US * left / self.prefill_tokens * self.speed
+        return self.queue_hint_s
+
+    def step_hint_s(self) -> float:
+        """Predicted decode step with one more request of the usual length: cheap, for ranking before weighing."""
+        if self.hint_s is None:
+            usual = self.context_tokens // self.rows if self.rows else 0
+            self.hint_s = self.step_s(usual)
+        return self.hint_s
+
+    def step_s(self, context_tokens: int) -> float:
+        """Predicted decode step with one more request that holds `context_tokens`."""
+        return self.profile.decode_step_s(self.rows + 1, self.context_tokens + context_tokens) * self.speed
+
+    def _add(self, charge: Charge, sign: int) -> None:
+        self.prefill_tokens += sign * charge.prefill_tokens
+        self.prefill_us += sign * charge.prefill_us
+        self.rows += sign * charge.rows
+        self.context_tokens += sign * charge.context_tokens
+        self.blocks += sign * charge.blocks
+        self.hint_s = self.queue_hint_s = None
+        if min(self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks) < 0:
+            raise IllegalTransition(f"instance {self.id}", f"charged {self.charges}", f"giving back {charge}")
+
+    @property
+    def charges(self) -> Charge:
+        return Charge(self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks)
+
+    def _measure_rate(self) -> None:
+        if self.latency is not None:
+            budget = max(self.hello.token_budget, 256)
+            self.rate_tokens_per_s = budget / (self.latency.prefill_s(budget) * self.speed)
+
+
+def instance_diagram() -> str:
+    """The instance's states as a Mermaid diagram."""
+    return mermaid(INSTANCE_MOVES, InstanceState.JOINING)

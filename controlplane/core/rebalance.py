@@ -1,0 +1,169 @@
+"""What an operator's move would be: parses XPYD, chooses which instances change role, refuses what cannot serve.
+
+Decides on paper only; planrun.py carries a plan out. Fewest moves; among equals the least loaded instance goes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from controlplane.core.fleet import Fleet, xpyd
+from controlplane.core.instance import Instance, InstanceState
+from transfer.api import PlanRequest, PlanStep
+from transfer.errors import InvalidValue
+from transfer.terms import InstanceId, Role
+
+_XPYD = re.compile(r"(?:(\d+)P(\d+)D)?(?:\+?(\d+)M)?", re.IGNORECASE)
+ENGINE_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
+MAX_COUNT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    num_prefill: int
+    num_decode: int
+    num_mixed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_mixed
+
+    def of(self, role: Role) -> int:
+        return {Role.PREFILL: self.num_prefill, Role.DECODE: self.num_decode, Role.MIXED: self.num_mixed}.get(role, 0)
+
+    def __str__(self) -> str:
+        return xpyd(self.num_prefill, self.num_decode, self.num_mixed)
+
+
+def parse_xpyd(text: str) -> Target:
+    """ "1P2D", "1P2D+1M" or "3M". Raises InvalidValue with a sentence."""
+    found = _XPYD.fullmatch(text.strip())
+    if found is None or not text.strip():
+        raise InvalidValue(f"{text!r} is not a shape such as 1P2D (1 prefill and 2 decode instances) or 3M (3 mixed)")
+    counts = [int(part) if part and len(part) <= 4 else (MAX_COUNT + 1 if part else 0) for part in found.groups()]
+    if max(counts) > MAX_COUNT:
+        raise InvalidValue(f"{text!r} names more than {MAX_COUNT} instances of one role")
+    return Target(*counts)
+
+
+def plan_steps(fleet: Fleet, request: PlanRequest) -> tuple[Target, tuple[PlanStep, ...]]:
+    """The moves that lead to the wanted shape, in the order they are made. Raises InvalidValue with a sentence."""
+    if (request.xpyd is None) == (request.moves is None):
+        raise InvalidValue("a plan needs exactly one of xpyd (such as 1P2D) and moves (instance id to role)")
+    engines = fleet.engines()
+    if not engines:
+        raise InvalidValue("the fleet has no prefill, decode or mixed instance to move")
+    if request.moves is not None:
+        moves = _named_moves(fleet, request.moves)
+    else:
+        moves = _fewest_moves(fleet, engines, parse_xpyd(request.xpyd or ""))
+    roles = {one.id: one.role for one in engines} | {one.id: role for one, role in moves}
+    target = Target(*(sum(role is wanted for role in roles.values()) for wanted in ENGINE_ROLES))
+    _check_serves(target)
+    _check_models(engines, roles)
+    ordered = _shrink_first(moves, fleet)
+    steps = (PlanStep(instance_id=one.id, from_role=one.role.value, to_role=role.value) for one, role in ordered)
+    return target, tuple(steps)
+
+
+def _named_moves(fleet: Fleet, wanted: dict[str, str]) -> list[tuple[Instance, Role]]:
+    moves = []
+    for name, text in sorted(wanted.items()):
+        instance = fleet.live(name)
+        if instance is None:
+            known = ", ".join(one.id for one in fleet.engines()) or "none"
+            raise InvalidValue(f"there is no instance {name!r} to move; the fleet has {known}")
+        if instance.role is Role.KV_POOL:
+            raise InvalidValue(f"{name} is a KV pool node and has no engine; it cannot become {text}")
+        try:
+            role = Role(text)
+        except ValueError:
+            role = Role.KV_POOL
+        if role not in ENGINE_ROLES:
+            raise InvalidValue(f"{name} cannot become {text!r}; an engine serves prefill, decode or mixed")
+        _check_movable(instance)
+        if role is not instance.role:
+            moves.append((instance, role))
+    return moves
+
+
+def _fewest_moves(fleet: Fleet, engines: list[Instance], target: Target) -> list[tuple[Instance, Role]]:
+    if len(fleet.groups) > 1:
+        raise InvalidValue("the fleet serves several models: name the instances to move instead of a shape")
+    if target.total != len(engines):
+        raise InvalidValue(f"{target} names {target.total} instances and the fleet has {len(engines)}; "
+                           "name each of them once")  # fmt: skip
+    have = {role: [one for one in engines if one.role is role] for role in ENGINE_ROLES}
+    missing = [role for role in ENGINE_ROLES for _ in range(target.of(role) - len(have[role]))]
+    moves: list[tuple[Instance, Role]] = []
+    for role in ENGINE_ROLES:
+        for one in sorted(have[role], key=_load)[: max(0, len(have[role]) - target.of(role))]:
+            _check_movable(one)
+            moves.append((one, missing.pop(0)))
+    return moves
+
+
+def _check_serves(target: Target) -> None:
+    """A fleet must be able to compute prompts and to decode."""
+    if target.num_mixed:
+        return
+    for count, role in ((target.num_prefill, "prefill"), (target.num_decode, "decode")):
+        if not count:
+            raise InvalidValue(f"{target} leaves no {role} instance, and requests need one; keep at least 1")
+
+
+def _check_models(engines: list[Instance], roles: dict[InstanceId, Role]) -> None:
+    """Each model by itself must stay servable."""
+    by_model: dict[str, list[Role]] = {}
+    for one in engines:
+        if one.hello.model is not None:
+            by_model.setdefault(one.hello.model.name, []).append(roles[one.id])
+    for model, kept in by_model.items():
+        if Role.MIXED not in kept and Role.DECODE not in kept:
+            raise InvalidValue(f"this leaves no decode instance of {model}, and its requests need one; keep at least 1")
+        if Role.MIXED not in kept and Role.PREFILL not in kept:
+            raise InvalidValue(f"this leaves no prefill instance of {model}, and its prompts need one; keep at least 1")
+
+
+def _check_movable(instance: Instance) -> None:
+    if instance.state is not InstanceState.READY:
+        raise InvalidValue(f"{instance.id} is {instance.state.value} and cannot change role now; try again when ready")
+
+
+def _load(one: Instance) -> tuple[bool, int, float, str]:
+    """Ready ones first, then the least loaded."""
+    return (one.state is not InstanceState.READY, one.rows, one.queue_s(), one.id)
+
+
+def _shrink_first(moves: list[tuple[Instance, Role]], fleet: Fleet) -> list[tuple[Instance, Role]]:
+    """Take from the role that has most instances first, so that no role runs dry before it is refilled."""
+    counts = fleet.counts()
+    left, ordered = list(moves), []
+    while left:
+        best = max(left, key=lambda move: counts[move[0].role] - counts[move[1]])
+        left.remove(best)
+        ordered.append(best)
+        counts[best[0].role] -= 1
+        counts[best[1]] += 1
+    return ordered
+
+
+def risks(fleet: Fleet, target: Target, steps: tuple[PlanStep, ...]) -> tuple[str, ...]:
+    """What an operator should know before applying, in sentences."""
+    found = []
+    if not steps:
+        found.append("the fleet has this shape already; nothing would change")
+    for count, role in ((target.num_prefill, "prefill"), (target.num_decode, "decode")):
+        if count == 1 and steps and not target.num_mixed:
+            found.append(f"one {role} instance is left: its loss stops that phase until another joins")
+    counts = fleet.counts()
+    for step in steps:
+        counts[Role(step.from_role)] -= 1
+        if not counts[Role(step.from_role)] and not counts[Role.MIXED]:
+            found.append(f"no {step.from_role} instance serves while {step.instance_id} switches")
+        counts[Role(step.to_role)] += 1
+    running = sum(one.rows for step in steps if (one := fleet.live(step.instance_id)) and step.from_role != "prefill")
+    if running:
+        found.append(f"{running} running requests move to other instances")
+    return tuple(found)

@@ -1,0 +1,134 @@
+"""What the outside may see: the fleet's state, the verdict, and the numbers behind /metrics. Changes nothing."""
+
+from __future__ import annotations
+
+from controlplane.core.buckets import Buckets
+from controlplane.core.decide import unserved
+from controlplane.core.desk import Desk
+from controlplane.core.fleet import xpyd
+from controlplane.core.goodput import WINDOW_S, quantiles
+from controlplane.core.instance import Instance, InstanceState
+from controlplane.core.membership import served_models
+from transfer.api import ClassView, FleetState, InstanceView
+from transfer.terms import Role
+
+SILENT_BEATS = 3
+"""Heartbeats missed before the verdict calls an instance silent."""
+
+
+COUNTED = {
+    "arrived": "arrivals", "placed_remote": "placements_remote", "placed_local": "placements_local",
+    "reserve_refused": "reservations_refused", "migrations_failed": "migrations_failed",
+    "instances_lost": "instances_lost", "computed_tokens": "prefill_tokens_computed",
+    "fetched_tokens": "prefill_tokens_fetched", "transfer_bytes": "handoff_bytes",
+}  # fmt: skip
+"""Counters of the desk that are told outside, and their names there, without _total."""
+
+
+def core_metrics(desk: Desk) -> dict[str, float]:
+    """What the core alone knows, by name on /metrics without prefix; counters since start end in _total."""
+    found = {f"{name}_total": float(desk.counters.get(key, 0)) for key, name in COUNTED.items()}
+    return found | {
+        "requests_waiting_for_a_place": float(len(desk.line)),
+        "handoff_legs": float(desk.ledger.num_legs),
+        "directory_blocks": float(len(desk.directory)),
+        "requests_doomed": float(sum(request.doomed(desk.now) for request in desk.requests.values())),
+    }
+
+
+def fleet_state(desk: Desk, now: float) -> FleetState:
+    """Everything `phaseplane status` and the live feed show."""
+    stages = desk.goodput.missed_stages(now)
+    counts = desk.fleet.counts()
+    attainment = desk.goodput.attainment()
+    return FleetState(
+        xpyd=xpyd(counts[Role.PREFILL], counts[Role.DECODE], counts[Role.MIXED]),
+        models=served_models(desk.fleet.groups),
+        instances=tuple(_instance(one, now) for _, one in sorted(desk.fleet.instances.items())),
+        goodput=desk.goodput.goodput(WINDOW_S, now), attainment=attainment,
+        orphaned_kv_blocks=desk.ledger.orphaned_blocks(now), in_flight=len(desk.requests),
+        version=desk.fleet.version, classes=_classes(desk, now), stages_s=stages,
+        bottleneck=next(iter(stages), None), verdict=verdict(desk, now),
+        uptime_s=now - desk.started_s if desk.started_s is not None else 0.0,
+    )  # fmt: skip
+
+
+def verdict(desk: Desk, now: float) -> str:
+    """One sentence for an operator: what is degraded, else whether objectives are met."""
+    troubles = _troubles(desk, now)
+    attainment = desk.goodput.attainment()
+    if attainment is None:
+        quality = "no request with objectives has finished yet"
+    else:
+        stage = next(iter(desk.goodput.missed_stages(now)), None)
+        quality = f"{attainment:.1%} of requests met their objectives"
+        if stage is not None:
+            quality += f"; those that miss lose most time in {stage.replace('_', ' ')}"
+    text = "; ".join([*troubles, quality])
+    return text[:1].upper() + text[1:] + "."
+
+
+def _troubles(desk: Desk, now: float) -> list[str]:
+    fleet, config = desk.fleet, desk.config
+    found = []
+    if not fleet.groups:
+        found.append("no engine has joined")
+    for model, group in sorted(fleet.groups.items()):
+        blocked = unserved(config, model, group)
+        if blocked is not None:
+            found.append(f"{blocked.sentence}, requests wait and are then refused")
+        elif not group.prefills and not group.mixed:
+            found.append(f"no prefill instance of {model} is ready, so decode computes prompts (serve_on_decode)")
+    late_s = SILENT_BEATS * config.heartbeat_s
+    silent = [one.id for one in fleet.alive() if now - one.last_seen_s > late_s]
+    if silent:
+        found.append(f"no word for {late_s:g} s from {_names(silent)}: placed on by what was charged")
+    lost = [one.id for one in fleet.instances.values() if one.state is InstanceState.LOST]
+    if lost:
+        found.append(f"lost in the last {config.forget_s:g} s: {_names(lost)}")
+    if (orphaned := desk.ledger.orphaned_blocks(now)) > 0:
+        found.append(f"{orphaned} KV blocks are held for nobody and are being freed")
+    for model in desk.line.models():
+        line = desk.line.of(model)
+        if line and line[0].waits_for:
+            found.append(f"waiting requests: {len(line)}, because {line[0].waits_for}")
+    return found
+
+
+def _names(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+def _classes(desk: Desk, now: float) -> tuple[ClassView, ...]:
+    goodput = desk.goodput
+    goodput.advance(now)
+    doomed: dict[str, int] = {}
+    for request in desk.requests.values():
+        if request.doomed(now):
+            doomed[request.traffic_class] = doomed.get(request.traffic_class, 0) + 1
+    views = []
+    for name, slo in desk.config.classes.items():
+        counts, recent = goodput.by_class[name], goodput.windows[WINDOW_S].by_class.get(name)
+        views.append(
+            ClassView(
+                name=name, slo=slo, good=counts.good, total=counts.total,
+                attainment=goodput.attainment(name) if slo is not None else None,
+                ttft_s=quantiles(recent.ttft_s if recent is not None else Buckets()),
+                tpot_s=quantiles(recent.tpot_s if recent is not None else Buckets()), doomed=doomed.get(name, 0),
+            )
+        )  # fmt: skip
+    return tuple(views)
+
+
+def _instance(one: Instance, now: float) -> InstanceView:
+    load, hello = one.load, one.hello
+    used = load.num_blocks - load.free_blocks
+    return InstanceView(
+        id=one.id, role=one.role.value, state=one.state.value, hardware=hello.hardware.name,
+        model=hello.model.name if hello.model is not None else "", epoch=one.epoch, host=hello.host_id,
+        engine=hello.engine, num_gpus=one.num_gpus, price_per_hour=hello.hardware.price_per_hour,
+        num_running=load.num_running, num_waiting=load.num_waiting,
+        queued_prefill_tokens=load.queued_prefill_tokens, num_blocks=hello.num_blocks, free_blocks=load.free_blocks,
+        cached_blocks=load.cached_blocks, kv_use=used / load.num_blocks if load.num_blocks > 0 else 0.0,
+        step_s=load.step_s, num_preemptions=load.num_preemptions, last_seen_s=max(0.0, now - one.last_seen_s),
+    )  # fmt: skip
