@@ -1,0 +1,116 @@
+"""The operator's API: fleet, live feed, plans, finished requests, audit. JSON as in transfer/api.py."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from aiohttp import web
+
+from controlplane.core.events import ApplyWanted, PlanWanted
+from controlplane.gateway.bodies import decoder, read
+from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.generate import json_response
+from controlplane.gateway.service import GATEWAY, TENANT, Archive, Gateway
+from transfer.api import ApplyRequest, PlanRequest
+
+MAX_ROWS = 1000
+KEEPALIVE_S = 10.0
+_OUTCOMES = ("ok", "cancelled", "rejected", "timed_out", "error")
+_plan_request = decoder(PlanRequest)
+_apply_request = decoder(ApplyRequest)
+
+
+async def fleet(request: web.Request) -> web.StreamResponse:
+    return json_response(request.app[GATEWAY].control.state())
+
+
+async def live(request: web.Request) -> web.StreamResponse:
+    """SSE until the client leaves or the server stops."""
+    gateway = request.app[GATEWAY]
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    subscription = gateway.live.subscribe(request.headers.get("Last-Event-ID"))
+    try:
+        await response.prepare(request)
+        while not subscription.closed:
+            events = await subscription.get(gateway.live.snapshot, KEEPALIVE_S)
+            await response.write(b"".join(events) or b": nothing new\n\n")
+        await response.write_eof()
+    except ConnectionError:
+        pass  # the client left
+    finally:
+        gateway.live.unsubscribe(subscription)
+    return response
+
+
+async def create_plan(request: web.Request) -> web.StreamResponse:
+    """What would happen. Changes nothing."""
+    gateway = request.app[GATEWAY]
+    wanted = read(_plan_request, await request.read())
+    if (wanted.xpyd is None) == (wanted.moves is None):
+        raise invalid('send exactly one of xpyd (such as "1P2D") and moves (instance id to role)', "xpyd")
+    return json_response(await gateway.control.ask(PlanWanted(ask_id=gateway.mint_id("ask"), request=wanted)))
+
+
+async def list_plans(request: web.Request) -> web.StreamResponse:
+    return json_response({"plans": request.app[GATEWAY].control.plans()})
+
+
+async def get_plan(request: web.Request) -> web.StreamResponse:
+    plan_id = request.match_info["plan_id"]
+    plan = request.app[GATEWAY].control.plan(plan_id)
+    if plan is None:
+        raise ApiError(404, f"there is no plan {plan_id!r}; GET /v1/plans lists them", param="plan_id")
+    return json_response(plan)
+
+
+async def apply_plan(request: web.Request) -> web.StreamResponse:
+    return await _apply(request, undo=False)
+
+
+async def undo_plan(request: web.Request) -> web.StreamResponse:
+    return await _apply(request, undo=True)
+
+
+async def list_requests(request: web.Request) -> web.StreamResponse:
+    """?limit= (100), ?outcome=. The newest first."""
+    outcome = request.query.get("outcome")
+    if outcome is not None and outcome not in _OUTCOMES:
+        raise invalid(f"outcome must be one of {', '.join(_OUTCOMES)}, got {outcome!r}", "outcome")
+    records = await _archive(request).requests(_limit(request), outcome)
+    return json_response({"requests": records})
+
+
+async def get_request(request: web.Request) -> web.StreamResponse:
+    request_id = request.match_info["request_id"]
+    record = await _archive(request).request(request_id)
+    if record is None:
+        raise ApiError(404, f"there is no finished request {request_id!r} in the history", param="request_id")
+    return json_response(record)
+
+
+async def list_audit(request: web.Request) -> web.StreamResponse:
+    """?limit= (100). The newest first."""
+    return json_response({"audit": await _archive(request).audit(_limit(request))})
+
+
+async def _apply(request: web.Request, *, undo: bool) -> web.StreamResponse:
+    gateway: Gateway = request.app[GATEWAY]
+    wanted = read(_apply_request, await request.read())
+    if TENANT in request:
+        wanted = msgspec.structs.replace(wanted, actor=request[TENANT])
+    event = ApplyWanted(
+        ask_id=gateway.mint_id("ask"), plan_id=request.match_info["plan_id"], apply=wanted, undo=undo, at_s=time.time()
+    )
+    return json_response(await gateway.control.ask(event))
+
+
+def _limit(request: web.Request) -> int:
+    text = request.query.get("limit", "100")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_ROWS):
+        raise invalid(f"limit must be a whole number from 1 to {MAX_ROWS}, got {text[:20]!r}", "limit")
+    return int(text)
+
+
+def _archive(request: web.Request) -> Archive:
+    return request.app[GATEWAY].archive

@@ -1,0 +1,99 @@
+"""The aiohttp application: routes, authentication and the last line of error handling. No middleware chain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from controlplane.gateway import admin, health, models
+from controlplane.gateway.auth import authenticate
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.openai_chat import chat_completions
+from controlplane.gateway.openai_completions import completions
+from controlplane.gateway.service import GATEWAY, TENANT, Gateway
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = logging.getLogger(__name__)
+
+_OPEN: dict[tuple[str, str], Handler] = {
+    ("GET", "/healthz"): health.healthz,
+    ("GET", "/readyz"): health.readyz,
+}
+"""Without an API key, for probes."""
+_GUARDED: dict[tuple[str, str], Handler] = {
+    ("POST", "/v1/chat/completions"): chat_completions,
+    ("POST", "/v1/completions"): completions,
+    ("GET", "/v1/models"): models.list_models,
+    ("GET", "/v1/models/{model:.+}"): models.get_model,
+    ("POST", "/tokenize"): models.tokenize,
+    ("POST", "/detokenize"): models.detokenize,
+    ("GET", "/metrics"): health.metrics,
+    ("GET", "/v1/fleet"): admin.fleet,
+    ("GET", "/v1/live"): admin.live,
+    ("GET", "/v1/plans"): admin.list_plans,
+    ("POST", "/v1/plans"): admin.create_plan,
+    ("GET", "/v1/plans/{plan_id}"): admin.get_plan,
+    ("POST", "/v1/plans/{plan_id}/apply"): admin.apply_plan,
+    ("POST", "/v1/plans/{plan_id}/undo"): admin.undo_plan,
+    ("GET", "/v1/requests"): admin.list_requests,
+    ("GET", "/v1/requests/{request_id}"): admin.get_request,
+    ("GET", "/v1/audit"): admin.list_audit,
+}
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """Run it with handler_cancellation=True, so that a handler ends when its client leaves."""
+    app = web.Application(client_max_size=gateway.config.limits.max_body_bytes)
+    app[GATEWAY] = gateway
+    for routes, guarded in ((_OPEN, False), (_GUARDED, True)):
+        for (method, path), handler in routes.items():
+            app.router.add_route(method, path, _shielded(gateway, handler, guarded=guarded))
+            if method == "GET" and path != "/v1/live":
+                app.router.add_route("HEAD", path, _shielded(gateway, handler, guarded=guarded))
+    methods: dict[str, list[str]] = {}
+    for method, path in (*_OPEN, *_GUARDED):
+        methods.setdefault(path, []).append(method)
+    for path, allowed in methods.items():
+        app.router.add_route("*", path, _shielded(gateway, _not_allowed(allowed), guarded=False))
+    app.router.add_route("*", "/{tail:.*}", _shielded(gateway, _not_found, guarded=False))
+    return app
+
+
+def _shielded(gateway: Gateway, handler: Handler, *, guarded: bool) -> Handler:
+    """Authenticates, and turns whatever a handler raises into an answer in OpenAI's shape."""
+    keys_needed = guarded and bool(gateway.config.server.api_keys)
+    max_body = gateway.config.limits.max_body_bytes
+
+    async def run(request: web.Request) -> web.StreamResponse:
+        try:
+            if keys_needed and (tenant := authenticate(gateway.config, request)) is not None:
+                request[TENANT] = tenant
+            return await handler(request)
+        except ApiError as error:
+            return error.response()
+        except web.HTTPRequestEntityTooLarge:
+            return ApiError(413, f"the body is over the limit of {max_body} bytes; send less").response()
+        except web.HTTPException as error:
+            return ApiError(error.status, error.reason).response()
+        except ConnectionError:
+            raise  # the client left
+        except Exception as error:  # noqa: BLE001 (the boundary to clients: logged without its text, answered as 500)
+            _log.error("%s %s failed with %s", request.method, request.path, type(error).__name__, exc_info=error)
+            return ApiError(500, "the server failed on this request; its log says why").response()
+
+    return run
+
+
+def _not_allowed(allowed: list[str]) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = ApiError(405, f"{request.path} takes {' and '.join(allowed)}, not {request.method}").response()
+        response.headers["Allow"] = ", ".join(allowed)
+        return response
+
+    return handler
+
+
+async def _not_found(request: web.Request) -> web.StreamResponse:
+    raise ApiError(404, f"there is nothing at {request.path[:200]}; see /v1/models", code="not_found")

@@ -1,0 +1,47 @@
+"""Errors as OpenAI clients know them: {"error": {"message", "type", "param", "code"}} and an HTTP status."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from aiohttp import web
+
+from transfer.errors import PhaseplaneError
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
+    409: "conflict_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
+    504: "timeout_error",
+}  # fmt: skip
+
+
+class ApiError(PhaseplaneError):
+    """What a client is told. retry_after_s: seconds, sent rounded up as Retry-After."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.param, self.code, self.retry_after_s = status, param, code, retry_after_s
+
+    def body(self) -> bytes:
+        """The JSON."""
+        kind = _TYPES.get(self.status, "server_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def response(self, request_id: str | None = None) -> web.Response:
+        """The HTTP answer, before any byte of another one was sent."""
+        headers = {"X-Request-Id": request_id} if request_id else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=headers)
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400."""
+    return ApiError(400, message, param=param, code=code)

@@ -1,0 +1,187 @@
+"""What /metrics shows: our names and the vLLM names that operators' dashboards read already.
+
+Request counters are fed with finished records, gauges come from the fleet's state at the time of the scrape.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controlplane.gateway.prometheus import Histogram, Labels, Text
+from transfer.api import FleetState, InstanceView, RequestRecord
+from transfer.terms import Slo
+
+ENGINE = "fleet"
+"""The `engine` label of what is measured at the gateway; per-instance gauges carry the instance id."""
+
+_TTFT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
+_E2E = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+@dataclass
+class _Latencies:
+    """Histograms of one traffic class."""
+
+    ttft: Histogram
+    tpot: Histogram
+    e2e: Histogram
+
+
+class GatewayMetrics:
+    """Counts since start. Every objective of a class is a boundary of its histograms, so that a query is exact."""
+
+    def __init__(self, model_name: str, classes: Mapping[str, Slo | None]) -> None:
+        slos = [slo for slo in classes.values() if slo is not None]
+        self._ttft_bounds = (*_TTFT, *(slo.ttft_s for slo in slos))
+        self._token_bounds = (*_TOKEN, *(slo.tpot_s for slo in slos))
+        self._e2e_bounds = (*_E2E, *(slo.e2e_s for slo in slos if slo.e2e_s is not None))
+        self._model, self._classes = model_name, tuple(classes)
+        self._all = self._latencies()
+        self._by_class: dict[str, _Latencies] = {name: self._latencies() for name in classes}
+        self._itl = Histogram(self._token_bounds)
+        self._stages: defaultdict[str, float] = defaultdict(float)
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._good: Counter[str] = Counter()
+        self._finish: Counter[str] = Counter()
+        self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
+        self._resumes = self._migrations = 0
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The configured traffic classes."""
+        return self._classes
+
+    def gap(self, seconds: float) -> None:
+        """One inter-token latency; on the token path."""
+        self._itl.observe(seconds)
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count one request, once."""
+        name = record.traffic_class
+        self._outcomes[name, record.outcome] += 1
+        self._resumes += record.num_resumes
+        self._migrations += record.num_migrations
+        for stage, seconds in record.stages_s.items():
+            self._stages[stage] += seconds
+        if record.good:
+            self._good[name] += 1
+        self._finish[_VLLM_REASONS.get(record.outcome) or record.finish_reason or "stop"] += 1
+        self._output_tokens += record.output_tokens
+        if record.ttft_s is not None:
+            self._prompt_tokens += record.prompt_tokens
+            self._cached_tokens += record.cached_tokens
+        by_class = self._by_class.get(name)
+        if by_class is None:
+            by_class = self._by_class[name] = self._latencies()
+        for latencies in (self._all, by_class):
+            if record.ttft_s is not None:
+                latencies.ttft.observe(record.ttft_s)
+            if record.tpot_s is not None:
+                latencies.tpot.observe(record.tpot_s)
+            if record.outcome == "ok":
+                latencies.e2e.observe(record.e2e_s)
+
+    def render(self, fleet: FleetState, core: Mapping[str, float], process: Mapping[str, float]) -> bytes:
+        """One scrape. core, process: further gauges or counters by name without prefix (counters end in _total)."""
+        text = Text()
+        self._ours(text, fleet)
+        for name, value in {**core, **process}.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            text.family(f"phaseplane_{name}", kind, name.replace("_", " "), [({}, value)])
+        self._vllm(text, fleet)
+        return text.encode()
+
+    def _latencies(self) -> _Latencies:
+        return _Latencies(Histogram(self._ttft_bounds), Histogram(self._token_bounds), Histogram(self._e2e_bounds))
+
+    def _ours(self, text: Text, fleet: FleetState) -> None:
+        good, total = Counter(self._good), Counter[str]()
+        for (name, _), count in self._outcomes.items():
+            total[name] += count
+        outcomes = [({"class": name, "outcome": what}, count) for (name, what), count in self._outcomes.items()]
+        text.family("phaseplane_requests_total", "counter", "Requests that ended, by outcome.", outcomes)
+        text.family(
+            "phaseplane_good_requests_total", "counter", "Requests within every objective of their class.",
+            [({"class": name}, good[name]) for name in self._by_class],
+        )  # fmt: skip
+        for name, help_text in (
+            ("ttft", "Arrival to first token in the client's socket."),
+            ("tpot", "Mean time between output tokens of a request."),
+            ("e2e", "Arrival to the end of a request that finished."),
+        ):
+            pairs = [({"class": key}, getattr(one, name)) for key, one in self._by_class.items()]
+            text.histograms(f"phaseplane_{name}_seconds", help_text, pairs)
+        text.histograms("phaseplane_itl_seconds", "Gaps between output tokens.", [({}, self._itl)])
+        stages = [({"stage": stage}, seconds) for stage, seconds in self._stages.items()]
+        text.family("phaseplane_stage_seconds_total", "counter", "Seconds requests spent in each stage.", stages)
+        _fleet(text, fleet)
+        text.family("phaseplane_resumes_total", "counter", "Requests resumed after a loss.", [({}, self._resumes)])
+        text.family("phaseplane_migrations_total", "counter", "Running decodes moved.", [({}, self._migrations)])
+
+    def _vllm(self, text: Text, fleet: FleetState) -> None:
+        here = {"engine": ENGINE, "model_name": self._model}
+        serving = [view for view in fleet.instances if view.role != "kv_pool"]
+
+        def gauges(pick: str) -> Iterable[tuple[Labels, float]]:
+            return [({"engine": view.id, "model_name": self._model}, getattr(view, pick)) for view in serving]
+
+        running, waiting = gauges("num_running"), gauges("num_waiting")
+        text.family("vllm:num_requests_running", "gauge", "Sequences in batches.", running)
+        text.family("vllm:num_requests_waiting", "gauge", "Sequences waiting for a batch.", waiting)
+        text.family("vllm:kv_cache_usage_perc", "gauge", "Share of KV blocks in use.", gauges("kv_use"))
+        for name, help_text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", self._prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens served from KV.", self._cached_tokens),
+            ("prompt_tokens", "Prompt tokens.", self._prompt_tokens),
+            ("generation_tokens", "Output tokens.", self._output_tokens),
+        ):
+            text.family(f"vllm:{name}_total", "counter", help_text, [(here, value)])
+        reasons = [({**here, "finished_reason": reason}, count) for reason, count in self._finish.items()]
+        text.family("vllm:request_success_total", "counter", "Requests by finish reason.", reasons)
+        for name, histogram in (
+            ("time_to_first_token_seconds", self._all.ttft),
+            ("inter_token_latency_seconds", self._itl),
+            ("request_time_per_output_token_seconds", self._all.tpot),
+            ("e2e_request_latency_seconds", self._all.e2e),
+        ):
+            text.histograms(f"vllm:{name}", name.replace("_", " "), [(here, histogram)])
+
+
+_VLLM_REASONS = {"cancelled": "abort", "rejected": "error", "timed_out": "error", "error": "error"}
+
+
+def _fleet(text: Text, fleet: FleetState) -> None:
+    goodput = fleet.goodput
+    for name, help_text, value in (
+        ("orphaned_kv_blocks", "KV blocks held for requests nobody knows; 0 at rest.", fleet.orphaned_kv_blocks),
+        ("requests_in_flight", "Requests in progress.", fleet.in_flight),
+        ("goodput_requests_per_second", "Good requests per second over the window.", goodput.per_s),
+        ("goodput_requests_per_second_per_gpu", "The same per GPU.", goodput.per_gpu),
+        ("good_tokens_per_second", "Output tokens of good requests per second.", goodput.tokens_per_s),
+        ("throughput_requests_per_second", "Completed requests per second, good or not.", goodput.throughput_per_s),
+        ("slo_attainment", "Good over counted requests.", fleet.attainment),
+        ("fleet_version", "Bumped by every change of membership, role or plan.", fleet.version),
+        ("uptime_seconds", "Of the control plane.", fleet.uptime_s),
+    ):
+        if value is not None:
+            text.family(f"phaseplane_{name}", "gauge", help_text, [({}, value)])
+    counts = Counter((view.role, view.state) for view in fleet.instances)
+    instances = [({"role": role, "state": state}, count) for (role, state), count in counts.items()]
+    text.family("phaseplane_instances", "gauge", "Instances by role and state.", instances)
+    for name, pick, help_text in (
+        ("kv_blocks", "num_blocks", "KV blocks of an instance."),
+        ("kv_blocks_free", "free_blocks", "Free KV blocks, reusable ones included."),
+        ("kv_blocks_cached", "cached_blocks", "Blocks nobody holds that carry reusable KV."),
+        ("queued_prefill_tokens", "queued_prefill_tokens", "Prompt tokens that wait on an instance."),
+        ("step_seconds", "step_s", "Mean of recent steps."),
+    ):
+        text.family(f"phaseplane_{name}", "gauge", help_text, [(_of(v), getattr(v, pick)) for v in fleet.instances])
+    preemptions = [(_of(view), view.num_preemptions) for view in fleet.instances]
+    text.family("phaseplane_preemptions_total", "counter", "Sequences preempted for room.", preemptions)
+
+
+def _of(view: InstanceView) -> Labels:
+    return {"instance": view.id, "role": view.role, "hardware": view.hardware}

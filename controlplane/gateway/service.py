@@ -1,0 +1,82 @@
+"""What HTTP handlers work with: one Gateway object under a typed key, and the protocols of what is behind it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiohttp import web
+
+from controlplane.config import Config
+from controlplane.core.events import ApplyWanted, Event, PlanWanted
+from controlplane.gateway.live import LiveFeed
+from controlplane.gateway.metrics import GatewayMetrics
+from controlplane.gateway.streams import TokenRouter
+from controlplane.gateway.tokenizer import TextTokenizer
+from transfer.api import AuditRow, FleetState, Plan, RequestRecord
+
+
+class Control(Protocol):
+    """The scheduler as handlers see it; actors/scheduler.py is the real one."""
+
+    def post(self, event: Event) -> None:
+        """Hand over one event; never blocks."""
+
+    def state(self) -> FleetState: ...
+
+    def counters(self) -> dict[str, float]:
+        """The core's own numbers for /metrics, by name."""
+
+    def plans(self) -> list[Plan]: ...
+
+    def plan(self, plan_id: str) -> Plan | None: ...
+
+    async def ask(self, event: PlanWanted | ApplyWanted) -> Plan:
+        """Raises ApiError with the core's refusal, or 504 when it does not answer in time."""
+
+
+class Archive(Protocol):
+    """Finished requests and the audit log; history/store.py is the real one."""
+
+    async def requests(self, limit: int, outcome: str | None = None) -> list[RequestRecord]:
+        """The newest first."""
+
+    async def request(self, request_id: str) -> RequestRecord | None: ...
+
+    async def audit(self, limit: int) -> list[AuditRow]:
+        """The newest first."""
+
+
+@dataclass
+class Gateway:
+    """All that handlers share. now: loop time, seconds; started_s in the same. model_name: as nodes know the model;
+    served_name: as clients do."""
+
+    config: Config
+    model_name: str
+    served_name: str
+    tokenizer: TextTokenizer
+    router: TokenRouter
+    control: Control
+    archive: Archive
+    live: LiveFeed
+    metrics: GatewayMetrics
+    now: Callable[[], float]
+    created: int = field(default_factory=lambda: int(time.time()))
+    stopping: bool = False
+    started_s: float = 0.0
+    _prefix: str = field(default_factory=lambda: os.urandom(6).hex())
+    _counter: itertools.count[int] = field(default_factory=itertools.count)
+
+    def mint_id(self, kind: str) -> str:
+        """A request id that no other process or call has, for example cmpl-9f86d081884c-00002a."""
+        return f"{kind}-{self._prefix}-{next(self._counter):06x}"
+
+
+GATEWAY = web.AppKey("gateway", Gateway)
+TENANT = web.RequestKey("tenant", str)
+"""Key of a request under which the authenticated tenant's name stands; absent without API keys."""

@@ -1,0 +1,204 @@
+"""The control plane as a process: how it starts, what it says when it cannot, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Spawn = Callable[..., "Process"]
+EMULATED = ("--model", "llama-3.1-8b", "--engine", "emulated")
+
+
+class Process:
+    """A child process and its stderr, line by line."""
+
+    def __init__(self, module: str, *arguments: str, **environ: str) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("PHASEPLANE_")}
+        command = [sys.executable, "-m", module, *arguments]
+        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | environ)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        self.lines.extend(iter(self.child.stderr.readline, ""))
+
+    def match(self, pattern: str, timeout_s: float = 15.0) -> re.Match[str]:
+        """The first match in what it wrote so far."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if found := re.search(pattern, "".join(self.lines)):
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} in {''.join(self.lines)!r}")
+
+    def wait(self, timeout_s: float = 15.0) -> int:
+        status = self.child.wait(timeout_s)
+        self._reader.join(5)
+        return status
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.wait()
+        assert self.child.stderr is not None
+        self.child.stderr.close()
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Spawn]:
+    """spawn(*arguments, **variables): a control plane of its own on free ports."""
+    started: list[Process] = []
+
+    def run(*arguments: str, module: str = "controlplane.main", **environ: str) -> Process:
+        if module == "controlplane.main":
+            arguments = ("--port", "0", "--wire-port", "0", "--state", str(tmp_path / "state"), *arguments)
+        started.append(Process(module, *arguments, **environ))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """A port that something listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield str(listener.getsockname()[1])
+
+
+def addresses(process: Process) -> tuple[str, str]:
+    found = process.match(r"at (http://\S+), nodes connect to (tcp://\S+)")
+    return found[1], found[2]
+
+
+def call(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=30) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_a_port_in_use_is_a_sentence_and_exit_status_4(spawn: Spawn, taken: str) -> None:
+    for flag in ("--port", "--wire-port"):
+        process = spawn(*EMULATED, flag, taken)
+        assert process.wait() == 4
+        (line,) = process.lines
+        assert re.match(rf"phaseplane: cannot (listen on|bind) \S*{taken} .*another port|.*choose --port", line)
+        assert "Traceback" not in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "sentence"),
+    [
+        (("--set", "server.prot=1"), {}, "did you mean server.port?"),
+        (("--set", "nonsense"), {}, "must look like SECTION.KEY=VALUE"),
+        (("--model", "nope"), {}, "run `phaseplane pull nope`"),
+        ((), {"PHASEPLANE_LIMITS_MAX_BODY": "1"}, "did you mean limits.max_body_bytes?"),
+        ((*EMULATED, "--host", "0.0.0.0"), {}, "set server.api_keys"),
+        (("--config", "/nowhere/p.toml"), {}, "cannot read the configuration"),
+        ((*EMULATED, "--state", "/dev/null"), {}, "choose another history.directory"),
+    ],
+)
+def test_a_wrong_setting_is_a_sentence_and_exit_status_2(
+    spawn: Spawn, arguments: tuple[str, ...], environ: dict[str, str], sentence: str
+) -> None:
+    process = spawn(*arguments, **environ)
+    assert process.wait() == 2
+    assert len(process.lines) == 1
+    assert sentence in process.lines[0]
+
+
+def test_without_nodes_it_lives_is_not_ready_and_stops_telling_its_clients(spawn: Spawn, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    ready.write_text("left behind")
+    process = spawn(*EMULATED, "--ready-file", str(ready))
+    url, _ = addresses(process)
+    assert call(f"{url}/healthz") == (200, {"status": "ok"})
+    status, body = call(f"{url}/readyz")
+    assert status == 503
+    assert "no prefill and no decode instance is ready" in body["error"]["message"]
+    answers: list[tuple[int, Any]] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(call(f"{url}/v1/completions", {"model": "llama-3.1-8b", "prompt": "x"}))
+    )
+    asking.start()
+    deadline = time.monotonic() + 5
+    while call(f"{url}/v1/fleet")[1]["in_flight"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not ready.exists()
+    process.child.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    asking.join(5)
+    assert answers[0][0] == 503
+    assert "stopping" in answers[0][1]["error"]["message"]
+    assert "Traceback" not in "".join(process.lines)
+
+
+def test_a_fleet_joins_serves_and_history_survives_a_restart(spawn: Spawn, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    process = spawn(*EMULATED, "--ready-file", str(ready))
+    url, wire = addresses(process)
+    instances = ("--instance", "p0=prefill", "--instance", "d0=decode")
+    node = spawn("--control", wire, *EMULATED, "--speed", "inf", *instances, module="nodes.agent")
+    process.match("ready at")
+    about = json.loads(ready.read_text())
+    assert (about["url"], about["wire"], about["pid"]) == (url, wire, process.child.pid)
+    prompt = "a prompt that is long enough to be prefilled on another instance, since few tokens stay local " * 2
+    body = {"model": "llama-3.1-8b", "prompt": prompt, "max_tokens": 12, "ignore_eos": True}
+    status, answer = call(f"{url}/v1/completions", body)
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 12
+    (record,) = call(f"{url}/v1/requests")[1]["requests"]
+    assert (record["prefill"], record["decode"], record["good"]) == ("p0", "d0", True)
+    assert sum(record["stages_s"].values()) == pytest.approx(record["ttft_s"], rel=0.02)
+    process.child.send_signal(signal.SIGINT)
+    assert process.wait() == 0
+    assert not ready.exists()
+    node.child.send_signal(signal.SIGTERM)
+    assert node.wait() == 0
+    again = spawn(*EMULATED)
+    assert call(f"{addresses(again)[0]}/v1/requests/{record['request_id']}") == (200, record)
+    flights = list((tmp_path / "state" / "flight").glob("*.msgpack"))
+    assert len(flights) == 2
+
+
+def test_a_node_of_another_model_is_refused_with_a_sentence(spawn: Spawn) -> None:
+    process = spawn(*EMULATED)
+    _, wire = addresses(process)
+    other = ("--model", "qwen3-8b", "--engine", "emulated", "--instance", "d0=decode")
+    node = spawn("--control", wire, *other, module="nodes.agent")
+    assert node.wait() == 3
+    process.match("d0 is not welcome: d0 serves model qwen3-8b, but this control plane serves llama-3.1-8b")
+    assert "start the node with --model llama-3.1-8b" in "".join(node.lines)
+
+
+def test_it_stops_when_its_parent_ends(spawn: Spawn) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
+        process = spawn(*EMULATED, "--parent-pid", str(parent.pid))
+        addresses(process)
+        parent.kill()
+    assert process.wait() == 0
+    assert spawn(*EMULATED, "--parent-pid", str(parent.pid)).wait() == 0
