@@ -1,0 +1,197 @@
+"""Talks to a running control plane over HTTP. Every failure becomes one sentence that names the next command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import aiohttp
+import msgspec
+
+from transfer.api import ApplyRequest, FleetState, Plan, PlanRequest, RequestRecord
+from ui.errors import ApiError, CliError, Unreachable
+from ui.sse import Event, read_events
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+_APPLY_S = 600.0
+"""A control plane may answer `apply` only when the rebalance is over."""
+
+T = TypeVar("T")
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """One entry of GET /v1/models; servers add fields of their own."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """The answer of POST /tokenize."""
+
+    tokens: list[int]
+    max_model_len: int | None = None
+
+
+class FleetClient:
+    """One session to one control plane. Use as `async with FleetClient(url, key) as fleet`.
+
+    GET calls and plan, apply and undo (with an idempotency key) may be repeated safely.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, answer_s: float = _ANSWER_S) -> None:
+        self.url = clean_url(url)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._answer_s = answer_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._answer_s, sock_connect=_CONNECT_S),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def fleet(self) -> FleetState:
+        return _decode(await self._call("GET", "/v1/fleet"), FleetState, self.url)
+
+    async def models(self) -> list[ModelCard]:
+        return _decode(await self._call("GET", "/v1/models"), _ModelList, self.url).data
+
+    async def tokenize(self, model: str, text: str) -> Tokenized:
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return _decode(await self._call("POST", "/tokenize", body), Tokenized, self.url)
+
+    async def plan(self, request: PlanRequest) -> Plan:
+        return _decode(await self._call("POST", "/v1/plans", request), Plan, self.url)
+
+    async def get_plan(self, plan_id: str) -> Plan:
+        return _decode(await self._call("GET", f"/v1/plans/{plan_id}"), Plan, self.url)
+
+    async def apply(self, plan_id: str, request: ApplyRequest) -> Plan:
+        return _decode(await self._call("POST", f"/v1/plans/{plan_id}/apply", request, _APPLY_S), Plan, self.url)
+
+    async def undo(self, plan_id: str, request: ApplyRequest) -> Plan:
+        return _decode(await self._call("POST", f"/v1/plans/{plan_id}/undo", request, _APPLY_S), Plan, self.url)
+
+    async def request_record(self, request_id: str) -> RequestRecord:
+        return _decode(await self._call("GET", f"/v1/requests/{request_id}"), RequestRecord, self.url)
+
+    async def is_ready(self) -> bool:
+        """Whether /readyz answers 200; False also when nothing answers."""
+        try:
+            await self._call("GET", "/readyz")
+        except CliError:
+            return False
+        return True
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, body: bytes, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[Event]]]:
+        """POST a JSON body and read events. The caller looks at the status; leaving the block drops the connection."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        async with self._open().post(self.url + path, data=body, headers=sent, timeout=timeout) as response:
+            yield response, read_events(response.content)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise CliError("the connection is not open yet; run the command again")
+        return self._session
+
+    async def _call(self, method: str, path: str, body: object = None, timeout_s: float | None = None) -> bytes:
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._answer_s, sock_connect=_CONNECT_S)
+        session = self._open()
+        try:
+            async with session.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
+            ) as response:
+                answer = await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise unreachable(self.url, error) from None
+        if response.status >= 400:
+            raise ApiError(error_sentence(response.status, answer, self.url, path), response.status)
+        return answer
+
+
+def clean_url(url: str) -> str:
+    """`url` without a trailing slash; a bare host:port gets http://. Raises CliError for another scheme."""
+    text = url.strip().rstrip("/").removesuffix("/v1")
+    if "://" not in text:
+        text = f"http://{text}"
+    if not text.startswith(("http://", "https://")) or len(text.partition("://")[2]) == 0:
+        raise CliError(f"{url!r} is not the address of a fleet; give --url like {DEFAULT_URL}")
+    return text
+
+
+def unreachable(url: str, error: Exception) -> Unreachable:
+    """What to say when a fleet cannot be reached."""
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"the fleet at {url} did not answer in time; run `phaseplane doctor --url {url}`")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Unreachable(
+            f"no fleet answers at {url} ({_reason(error)}); start one with `phaseplane up`, or name another with --url"
+        )
+    reason = str(error) or type(error).__name__
+    return Unreachable(f"the fleet at {url} broke off the connection ({reason}); run `phaseplane status --url {url}`")
+
+
+def error_sentence(status: int, answer: bytes, url: str, path: str) -> str:
+    """The server's own sentence and what to do next."""
+    said = error_message(answer) or f"HTTP {status} without a reason"
+    said = said.rstrip(".")
+    if status == 401:
+        return f"{said}; set PHASEPLANE_API_KEY to a key of this fleet"
+    if status == 404 and error_message(answer) is None:
+        return f"{url} has no {path}: it is not a Phaseplane control plane of this version; check --url"
+    if "`phaseplane " in said:
+        return said
+    if status == 409:
+        return f"{said}; run `phaseplane status --url {url}` and then plan again"
+    return f"{said}; run `phaseplane status --url {url}` to see the fleet"
+
+
+def error_message(answer: bytes) -> str | None:
+    """`error.message` of an OpenAI-shaped error body, if it is one."""
+    try:
+        value: Any = msgspec.json.decode(answer)
+    except msgspec.DecodeError:
+        return None
+    error = value.get("error") if isinstance(value, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else None
+
+
+def _decode(answer: bytes, kind: type[T], url: str) -> T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.DecodeError as error:
+        raise Unreachable(
+            f"{url} answers, but not like a Phaseplane control plane of this version ({error}); check --url, "
+            f"or run `phaseplane doctor --url {url}`"
+        ) from None
+
+
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    cause = error.os_error
+    return os.strerror(cause.errno).lower() if cause.errno else str(cause)

@@ -1,0 +1,189 @@
+"""The commands that talk to a running fleet: status, rebalance, undo, chat, why, and doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from transfer.api import Plan
+from ui import rebalance as plans
+from ui.chat import Conversation, Turn, ask_interruptible, pick_model
+from ui.client import DEFAULT_URL, FleetClient
+from ui.doctor import examine
+from ui.errors import EXIT_INTERRUPTED, CliError
+from ui.machine import state_dir
+from ui.options import ApiKey, Config, Json, Url
+from ui.plan_view import run_plan
+from ui.rebalance import OnPlan
+from ui.render import make_console, print_json, show_fleet, show_request
+
+PlanTimeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Longest wait for the plan to end, seconds.")]
+
+Measure = Annotated[bool, typer.Option("--measure/--no-measure", help="Wait for the measured effect (10 s).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (status, rebalance, undo, chat, why, doctor):
+        app.command()(command)
+
+
+def status(url: Url = DEFAULT_URL, json: Json = False, api_key: ApiKey = None, config: Config = None) -> None:
+    """Show the fleet: instances, goodput, attainment."""
+
+    async def work() -> None:
+        async with FleetClient(url, api_key) as client:
+            fleet = await client.fleet()
+        if json:
+            print_json(fleet)
+        else:
+            show_fleet(make_console(), fleet)
+
+    asyncio.run(work())
+
+
+def rebalance(
+    xpyd: Annotated[str, typer.Argument(metavar="XPYD", help="The split wanted, for example 1P2D.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+    timeout: PlanTimeout = 600.0,
+    measure: Measure = True,
+    api_key: ApiKey = None,
+    config: Config = None,
+) -> None:
+    """Change the split of prefill and decode instances without dropping a request."""
+
+    async def work(show: OnPlan) -> Plan:
+        async with FleetClient(url, api_key) as client:
+            return await plans.rebalance(client, xpyd, dry_run, plans.Follow(timeout, measure), show)
+
+    run_plan(work, json, url)
+
+
+def undo(
+    plan_id: Annotated[str, typer.Argument(metavar="PLAN", help="The plan to take back, as rebalance named it.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+    timeout: PlanTimeout = 600.0,
+    measure: Measure = True,
+    api_key: ApiKey = None,
+    config: Config = None,
+) -> None:
+    """Apply the inverse of a plan."""
+
+    async def work(show: OnPlan) -> Plan:
+        async with FleetClient(url, api_key) as client:
+            return await plans.undo(client, plan_id, plans.Follow(timeout, measure), show)
+
+    run_plan(work, json, url)
+
+
+def chat(
+    question: Annotated[str | None, typer.Argument(help="Ask once and leave; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="By default the first the fleet serves.")] = None,
+    system: Annotated[str, typer.Option("--system", help="A system message to begin with.")] = "",
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
+) -> None:
+    """Talk to the fleet. Ctrl-C stops an answer, /quit leaves; a question may also be piped in."""
+
+    async def work() -> None:
+        async with FleetClient(url, api_key) as client:
+            served = await pick_model(client, model)
+            talk = Conversation(client, served, max_tokens, temperature, system)
+            asked = question
+            if asked is None and not sys.stdin.isatty():
+                asked = sys.stdin.read().strip()
+                if not asked:
+                    raise CliError("there is no question on standard input; run `phaseplane chat QUESTION`")
+            if asked is not None:
+                turn = await _answer(talk, asked)
+                if turn.stopped:
+                    raise typer.Exit(EXIT_INTERRUPTED)
+                return
+            print(f"{served} at {client.url}; /quit leaves, Ctrl-C stops an answer")
+            await _converse(talk)
+
+    asyncio.run(work())
+
+
+def why(
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a finished request.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+    api_key: ApiKey = None,
+    config: Config = None,
+) -> None:
+    """Explain one finished request: where it ran, where its time went, what else was considered."""
+
+    async def work() -> None:
+        async with FleetClient(url, api_key) as client:
+            record = await client.request_record(request_id)
+        if json:
+            print_json(record)
+        else:
+            show_request(make_console(), record)
+
+    asyncio.run(work())
+
+
+def doctor(
+    url: Url = DEFAULT_URL,
+    model: Annotated[str, typer.Option("--model", help="The model that should be there.")] = "smollm2-135m",
+    state: Annotated[Path | None, typer.Option("--state", help="Where logs and history go.")] = None,
+    json: Json = False,
+    api_key: ApiKey = None,
+    config: Config = None,
+) -> None:
+    """Find what is missing on this machine, each with the command that mends it."""
+    findings = asyncio.run(examine(url, api_key, model, state or state_dir()))
+    if json:
+        print_json([{"level": f.level, "name": f.name, "text": f.text, "mend": f.mend} for f in findings])
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for finding in findings:
+            mend = f"-> {finding.mend}" if finding.mend else ""
+            table.add_row(finding.level, finding.name, finding.text, mend)
+        make_console().print(table)
+    if any(finding.level == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _converse(talk: Conversation) -> None:
+    """Questions from the terminal until /quit, Ctrl-D, or Ctrl-C at the prompt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's own would not interrupt input()
+    while True:
+        try:
+            question = input("> ").strip()  # noqa: ASYNC250 - nothing else runs while the user types
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if question in ("/quit", "/exit"):
+            return
+        if not question:
+            continue
+        try:
+            await _answer(talk, question)
+        except CliError as error:
+            print(f"error: {error}", file=sys.stderr)
+
+
+async def _answer(talk: Conversation, question: str) -> Turn:
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    turn = await ask_interruptible(talk, question, write)
+    write("\n")
+    print(f"[{turn.summary()}]", file=sys.stderr)
+    return turn

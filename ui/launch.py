@@ -1,0 +1,133 @@
+"""Which programs make up a fleet, as command lines. Pure: it starts nothing and looks at nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transfer.terms import Role
+from ui.errors import UsageFault
+
+EMULATED_PER_PROCESS = 24
+"""Emulated instances that share one agent process."""
+MAX_INSTANCES = 1024
+
+DEFAULT_HARDWARE = {"native": "auto", "emulated": "H800,H20"}
+DEFAULT_MODEL = {"native": "smollm2-135m", "emulated": "llama-3.1-8b"}
+MEASURED = "auto"
+"""No class: the agent measures the machine it runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What `up` was asked for. hardware: classes of the prefill and the decode side; mixed and pools count as both."""
+
+    prefill: int
+    decode: int
+    mixed: int
+    pool: int
+    engine: str
+    model: str
+    hardware: tuple[str, str]
+    host: str
+    port: int
+    wire_port: int
+    state: Path
+    config: Path | None = None
+    dtype: str | None = None
+    speed: float | None = None
+    kv_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One instance. Its id says its hardware, not its role: the role may change."""
+
+    instance_id: str
+    role: str
+    hardware: str
+
+
+def parse_hardware(text: str, engine: str) -> tuple[str, str]:
+    """`H800,H20` -> prefill class, decode class; one name stands for both. Raises UsageFault."""
+    names = [part.strip() for part in (text or DEFAULT_HARDWARE[engine]).split(",")]
+    if not 1 <= len(names) <= 2 or not all(names):
+        raise UsageFault(f"--hardware {text!r} must be one class or two (prefill, decode), like H800,H20")
+    return names[0], names[-1]
+
+
+def members(plan: FleetPlan) -> list[Member]:
+    """Every instance of the fleet, engines first. Raises UsageFault for a fleet that cannot serve."""
+    counts = {"--prefill": plan.prefill, "--decode": plan.decode, "--mixed": plan.mixed, "--pool": plan.pool}
+    for flag, count in counts.items():
+        if count < 0:
+            raise UsageFault(f"{flag} must be 0 or more, got {count}")
+    if plan.mixed == 0 and (plan.prefill == 0 or plan.decode == 0):
+        raise UsageFault("a fleet needs --prefill 1 and --decode 1 at least, or --mixed 1")
+    if sum(counts.values()) > MAX_INSTANCES:
+        raise UsageFault(f"{sum(counts.values())} instances are more than {MAX_INSTANCES}; ask for fewer")
+    prefill_class, decode_class = plan.hardware
+    wanted = (
+        (Role.PREFILL, plan.prefill, prefill_class),
+        (Role.DECODE, plan.decode, decode_class),
+        (Role.MIXED, plan.mixed, prefill_class),
+    )
+    pool_class = "CPU" if plan.engine == "emulated" else MEASURED
+    numbers: dict[str, int] = {}
+    found: list[Member] = []
+    for role, count, hardware in wanted:
+        for _ in range(count):
+            stem = "node" if hardware == MEASURED else hardware.lower()
+            number = numbers.get(stem, 0)
+            numbers[stem] = number + 1
+            found.append(Member(f"{stem}-{number}", role.value, hardware))
+    found += [Member(f"pool-{number}", Role.KV_POOL.value, pool_class) for number in range(plan.pool)]
+    return found
+
+
+def groups(plan: FleetPlan, fleet: Sequence[Member]) -> list[list[Member]]:
+    """Which instances share a process: a native one has its own, emulated ones go together."""
+    if plan.engine != "emulated":
+        return [[member] for member in fleet]
+    count = -(-len(fleet) // EMULATED_PER_PROCESS)
+    size = -(-len(fleet) // count)
+    return [list(fleet[start : start + size]) for start in range(0, len(fleet), size)]
+
+
+def threads_each(plan: FleetPlan, cores: int) -> int:
+    """Compute threads of each native instance, so that all together fill the cores and no more."""
+    return max(1, cores // max(1, plan.prefill + plan.decode + plan.mixed))
+
+
+def control_argv(plan: FleetPlan) -> list[str]:
+    """The control plane's command line."""
+    argv = [
+        *(sys.executable, "-m", "controlplane.main"),
+        *("--host", plan.host, "--port", str(plan.port), "--wire-port", str(plan.wire_port)),
+        *("--model", plan.model, "--engine", plan.engine, "--state", str(plan.state)),
+    ]
+    if plan.config is not None:
+        argv += ["--config", str(plan.config)]
+    return argv
+
+
+def node_argv(
+    plan: FleetPlan, group: Sequence[Member], threads: int, parent_pid: int, roles: Mapping[str, str] | None = None
+) -> list[str]:
+    """An agent's command line. `roles` overrides the roles instances were given at first."""
+    argv = [
+        *(sys.executable, "-m", "nodes.agent", "--control", f"tcp://127.0.0.1:{plan.wire_port}"),
+        *("--engine", plan.engine, "--model", plan.model, "--threads", str(threads), "--parent-pid", str(parent_pid)),
+    ]
+    for member in group:
+        role = (roles or {}).get(member.instance_id, member.role)
+        argv += ["--instance", f"{member.instance_id}={role}@{member.hardware}"]
+    if plan.dtype is not None:
+        argv += ["--dtype", plan.dtype]
+    if plan.speed is not None:
+        argv += ["--speed", str(plan.speed)]
+    if plan.kv_gib is not None:
+        argv += ["--kv-gib", str(plan.kv_gib)]
+    return argv

@@ -1,0 +1,187 @@
+"""Draws what a fleet said for a person: tables on a terminal, the same text when piped. It asks nobody."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from transfer.api import FleetState, Plan, Prediction, Quantiles, RequestRecord
+from ui.measure import BenchReport
+
+_PIPED_WIDTH = 160
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """A console for standard output (or `file`); wide when it is not a terminal, so that ids stay whole."""
+    target = file or sys.stdout
+    return Console(file=target, width=None if target.isatty() else _PIPED_WIDTH, highlight=False, markup=False)
+
+
+def print_json(value: object, file: TextIO | None = None) -> None:
+    """One JSON document, indented, on standard output."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    print(text, file=file or sys.stdout, flush=True)
+
+
+def show_fleet(console: Console, fleet: FleetState) -> None:
+    """`phaseplane status`."""
+    models = ", ".join(fleet.models) or "no model"
+    console.print(f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight, up {_span(fleet.uptime_s)}")
+    goodput = fleet.goodput
+    console.print(
+        f"goodput {goodput.per_s:.2f}/s over {goodput.window_s:.0f} s ({goodput.per_gpu:.3f}/s per GPU), "
+        f"attainment {_share(fleet.attainment)}, orphaned KV blocks {fleet.orphaned_kv_blocks}"
+    )
+    if fleet.verdict:
+        console.print(fleet.verdict)
+    table = _table("instance", "role", "state", "hardware", "engine", "model")
+    for name in ("running", "waiting", "KV use", "cached", "step"):
+        table.add_column(name, justify="right")
+    for view in fleet.instances:
+        table.add_row(
+            view.id, view.role, view.state, view.hardware, view.engine, view.model, str(view.num_running),
+            str(view.num_waiting), f"{view.kv_use:.0%}", str(view.cached_blocks), _seconds(view.step_s or None),
+        )  # fmt: skip
+    console.print(table)
+    if fleet.classes:
+        table = _table("class", "objectives")
+        for name in ("good", "total", "attainment", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
+            table.add_column(name, justify="right")
+        for row in fleet.classes:
+            slo = "none" if row.slo is None else f"TTFT {row.slo.ttft_s:g} s, TPOT {row.slo.tpot_s:g} s"
+            table.add_row(
+                row.name, slo, str(row.good), str(row.total), _share(row.attainment), _seconds(row.ttft_s.p50),
+                _seconds(row.ttft_s.p99), _seconds(row.tpot_s.p50), _seconds(row.tpot_s.p99),
+            )  # fmt: skip
+        console.print(table)
+    if fleet.bottleneck:
+        console.print(f"bottleneck among requests that missed: {fleet.bottleneck}")
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """A plan's steps, its risks, and predicted against measured."""
+    console.print(f"plan {plan.plan_id}: {plan.before} -> {plan.after}, {plan.status}")
+    if plan.steps:
+        table = _table("instance", "from", "to", "status", "migrated", "detail")
+        for step in plan.steps:
+            table.add_row(
+                step.instance_id, step.from_role, step.to_role, step.status, str(step.num_migrated), step.detail
+            )
+        console.print(table)
+    else:
+        console.print("nothing to change")
+    for risk in plan.risks:
+        console.print(f"risk: {risk}")
+    table = _table("", "predicted", "measured")
+    for name, key in (("duration", "duration_s"), ("TTFT p50", "ttft_p50_s"), ("TPOT p50", "tpot_p50_s")):
+        table.add_row(name, *(_seconds(_of(side, key)) for side in (plan.predicted, plan.measured)))
+    table.add_row("goodput", _goodput(plan.predicted), _goodput(plan.measured))
+    console.print(table)
+    if plan.predicted.basis:
+        console.print(f"predicted from: {plan.predicted.basis}")
+    if plan.failed:
+        console.print(f"failed: {plan.failed}")
+
+
+def show_bench(console: Console, report: BenchReport) -> None:
+    """`phaseplane bench`."""
+    console.print(
+        f"offered {report.offered} ({report.offered_per_s:.2f}/s): completed {report.completed}, errors "
+        f"{report.errors} ({report.wrong} wrong, {report.timed_out} timed out), rejected {report.rejected}, "
+        f"cancelled {report.cancelled}, in {report.wall_s:.1f} s"
+    )
+    goodput = "none: no objectives" if report.goodput_per_s is None else f"{report.goodput_per_s:.2f}/s"
+    console.print(
+        f"goodput {goodput}, attainment {_share(report.attainment)}, throughput {report.throughput_per_s:.2f}/s, "
+        f"{report.output_tokens_per_s:.1f} output tokens/s"
+    )
+    table = _table("")
+    for name in ("p50", "p90", "p99"):
+        table.add_column(name, justify="right")
+    rows = (("TTFT", report.ttft_s), ("TPOT", report.tpot_s), ("whole answer", report.e2e_s))
+    for label, values in (*rows, ("largest gap between tokens", report.max_itl_s)):
+        table.add_row(label, *_triple(values))
+    console.print(table)
+    for row in report.classes if len(report.classes) > 1 else ():
+        console.print(f"class {row.name}: {row.good} good of {row.total}, attainment {_share(row.attainment)}")
+    for text in report.error_samples:
+        console.print(text)
+
+
+def show_request(console: Console, record: RequestRecord) -> None:
+    """`phaseplane why`: where the time went and what placement considered."""
+    good = {True: "good", False: "missed its objectives", None: "its class has no objectives"}[record.good]
+    console.print(
+        f"request {record.request_id} ({record.model}, class {record.traffic_class}): {record.outcome}, {good}"
+    )
+    if record.error:
+        console.print(f"error: {record.error}")
+    console.print(
+        f"{record.prompt_tokens} prompt tokens ({record.cached_tokens} from KV), {record.output_tokens} output tokens; "
+        f"TTFT {_seconds(record.ttft_s)}, TPOT {_seconds(record.tpot_s)}, whole answer {_seconds(record.e2e_s)}, "
+        f"largest gap {_seconds(record.max_itl_s)}"
+    )
+    places = [f"{label} {name}" for label, name in (("prefill", record.prefill), ("decode", record.decode)) if name]
+    if record.kv_source:
+        places.append(f"KV from {record.kv_source}")
+    moved = f"; resumed {record.num_resumes} times, migrated {record.num_migrations} times"
+    console.print((", ".join(places) or "placed nowhere") + moved)
+    if record.stages_s:
+        total = sum(record.stages_s.values()) or 1.0
+        table = _table("stage", "seconds", "share")
+        for name, seconds in record.stages_s.items():
+            table.add_row(name, _seconds(seconds), f"{seconds / total:.0%}")
+        console.print(table)
+    if record.why:
+        table = _table("", "prefill", "decode", "TTFT", "TPOT", "queue", "compute", "transfer", "from KV", "reason")
+        for row in record.why:
+            table.add_row(
+                "chosen" if row.chosen else "", row.prefill or "-", row.decode, _seconds(row.ttft_s),
+                _seconds(row.tpot_s), _seconds(row.queue_s), _seconds(row.prefill_s), _seconds(row.transfer_s),
+                str(row.cached_tokens), row.reason,
+            )  # fmt: skip
+        console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _triple(values: Quantiles) -> tuple[str, str, str]:
+    return _seconds(values.p50), _seconds(values.p90), _seconds(values.p99)
+
+
+def _of(side: Prediction | None, key: str) -> float | None:
+    value = None if side is None else getattr(side, key)
+    return value if isinstance(value, float) else None
+
+
+def _goodput(side: Prediction | None) -> str:
+    if side is None or side.goodput_per_s is None:
+        return "-"
+    if side.goodput_low is None or side.goodput_high is None:
+        return f"{side.goodput_per_s:.2f}/s"
+    return f"{side.goodput_per_s:.2f}/s ({side.goodput_low:.2f} to {side.goodput_high:.2f})"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
