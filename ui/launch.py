@@ -11,7 +11,7 @@ from transfer.terms import Role
 from ui.errors import UsageFault
 
 EMULATED_PER_PROCESS = 24
-"""Emulated instances that share one agent process."""
+"""Emulated instances that share one agent process unless told otherwise."""
 MAX_INSTANCES = 1024
 
 DEFAULT_HARDWARE = {"native": "auto", "emulated": "H800,H20"}
@@ -39,6 +39,7 @@ class FleetPlan:
     dtype: str | None = None
     speed: float | None = None
     kv_gib: float | None = None
+    per_process: int = EMULATED_PER_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def groups(plan: FleetPlan, fleet: Sequence[Member]) -> list[list[Member]]:
     """Which instances share a process: a native one has its own, emulated ones go together."""
     if plan.engine != "emulated":
         return [[member] for member in fleet]
-    count = -(-len(fleet) // EMULATED_PER_PROCESS)
+    count = -(-len(fleet) // plan.per_process)
     size = -(-len(fleet) // count)
     return [list(fleet[start : start + size]) for start in range(0, len(fleet), size)]
 

@@ -13,7 +13,7 @@ from transfer.errors import InvalidValue
 from transfer.models import CONFIG_FILE, model_dir, read_json
 from ui import up_options as options
 from ui.errors import CliError, UsageFault
-from ui.launch import DEFAULT_MODEL, FleetPlan, members, parse_hardware
+from ui.launch import DEFAULT_MODEL, EMULATED_PER_PROCESS, FleetPlan, members, parse_hardware
 from ui.machine import available_memory, free_port, port_is_free, state_dir
 from ui.options import ApiKey, Config
 from ui.up import Fleet, own_state
@@ -42,6 +42,7 @@ def up(
     dtype: options.Dtype = None,
     speed: options.Speed = None,
     kv_gib: options.KvGib = None,
+    per_process: options.PerProcess = EMULATED_PER_PROCESS,
     state: options.State = None,
     ready_file: options.ReadyFile = None,
     wait: options.Wait = 180.0,
@@ -59,6 +60,7 @@ def up(
         prefill=prefill, decode=decode, mixed=mixed, pool=pool, engine=engine, model=model or DEFAULT_MODEL[engine],
         hardware=parse_hardware(hardware, engine), host=host, port=chosen, wire_port=free_port(LOOPBACK),
         state=place.expanduser().absolute(), config=config, dtype=dtype, speed=speed, kv_gib=kv_gib,
+        per_process=per_process,
     )  # fmt: skip
     members(plan)
     if engine == "native":

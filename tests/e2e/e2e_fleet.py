@@ -45,28 +45,41 @@ class Fleet:
         return state
 
     def at_rest(self) -> dict[str, Any]:
-        """Wait until nothing is in flight, then return the state; its orphans must be 0 by then."""
+        """Wait until nothing is in flight and every engine's heartbeat says that all its blocks are back."""
         end = time.monotonic() + REST_S
         while True:
             state = self.status()
-            if (state["in_flight"] == 0 and state["orphaned_kv_blocks"] == 0) or time.monotonic() > end:
+            busy = [
+                i["id"] for i in state["instances"] if i["role"] != "kv_pool" and i["free_blocks"] != i["num_blocks"]
+            ]
+            if not busy and state["in_flight"] == 0 and state["orphaned_kv_blocks"] == 0:
                 return state
+            assert time.monotonic() < end, (
+                f"{state['in_flight']} in flight, {state['orphaned_kv_blocks']} orphaned blocks, "
+                f"blocks held on {busy} after {REST_S} s: {self.logs()}"
+            )
             time.sleep(0.2)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=10) as response:
             return json.load(response)
 
-    def wait_ready(self, instances: Sequence[str], timeout_s: float = 40.0) -> None:
-        """Wait until every named instance is ready in a life later than the one known at the call."""
-        before = {i["id"]: i["epoch"] for i in self.status()["instances"] if i["state"] == "ready"}
+    def epochs(self) -> dict[str, int]:
+        """Lives of the instances that are ready now."""
+        return {i["id"]: i["epoch"] for i in self.status()["instances"] if i["state"] == "ready"}
+
+    def wait_until_ready(
+        self, instances: Sequence[str], than: dict[str, int] | None = None, timeout_s: float = 40
+    ) -> None:
+        """Wait until every named instance is ready, in another life than in `than` when given."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            now = {i["id"]: i["epoch"] for i in self.status()["instances"] if i["state"] == "ready"}
-            if all(name in now and now[name] != before.get(name) for name in instances):
-                return
+            with contextlib.suppress(AssertionError):  # the control plane may be down just now
+                now = self.epochs()
+                if all(name in now and now[name] != (than or {}).get(name) for name in instances):
+                    return
             time.sleep(0.2)
-        raise AssertionError(f"{instances} did not become ready again within {timeout_s} s: {self.logs()}")
+        raise AssertionError(f"{instances} did not become ready within {timeout_s} s: {self.logs()}")
 
     def pids(self, instance: str) -> list[int]:
         """Processes that host `instance` (an agent may host several)."""
@@ -80,10 +93,15 @@ class Fleet:
         return found
 
     def kill(self, instance: str) -> None:
+        self.signal(instance, "KILL")
+
+    def signal(self, instance: str, name: str) -> list[int]:
+        """Send SIGNAME to what hosts the instance."""
         pids = self.pids(instance)
         assert pids, f"no process hosts {instance}"
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, getattr(signal, f"SIG{name}"))
+        return pids
 
     def kill_control(self) -> None:
         for entry in Path("/proc").iterdir():

@@ -45,13 +45,6 @@ def ask(fleet: Fleet, prompts: list[dict[str, Any]]) -> list[Answer]:
     return answers
 
 
-def rests(fleet: Fleet) -> dict[str, Any]:
-    state = fleet.at_rest()
-    assert state["in_flight"] == 0
-    assert state["orphaned_kv_blocks"] == 0, fleet.logs()
-    return state
-
-
 def cached(answers: list[Answer]) -> int:
     return sum((answer.usage or {})["prompt_tokens_details"]["cached_tokens"] for answer in answers)
 
@@ -60,15 +53,16 @@ def test_1p1d_cold_then_prefix_cache_then_pool(tmp_path: Path, smollm2_dir: Path
     """40 prompts of 5 to 3,000 tokens at concurrency 32: computed, then from prefix caches, then from the pool."""
     with running(tmp_path / "s", "--prefill", "1", "--decode", "1", "--pool", "1", *F32) as fleet:
         ask(fleet, PROMPTS)
-        rests(fleet)
+        fleet.at_rest()
         again = ask(fleet, PROMPTS)
         assert cached(again) > 0.9 * sum(len(prompt["prompt"]) for prompt in PROMPTS)
+        before = fleet.epochs()
         fleet.kill("node-0")
         fleet.kill("node-1")
-        fleet.wait_ready(["node-0", "node-1"])
+        fleet.wait_until_ready(["node-0", "node-1"], than=before)
         pooled = ask(fleet, PROMPTS)
         assert cached(pooled) > 0.5 * sum(len(prompt["prompt"]) for prompt in PROMPTS), "the pool was not used"
-        rests(fleet)
+        fleet.at_rest()
 
 
 def test_forced_preemption_changes_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
@@ -77,7 +71,7 @@ def test_forced_preemption_changes_no_token(tmp_path: Path, smollm2_dir: Path) -
     env = {"PHASEPLANE_NUM_BLOCKS": "48", "PHASEPLANE_TOKEN_BUDGET": "64", "PHASEPLANE_MAX_RUNNING": "32"}
     with running(tmp_path / "s", "--prefill", "1", "--decode", "1", *F32, env=env) as fleet:
         ask(fleet, short)
-        state = rests(fleet)
+        state = fleet.at_rest()
         assert sum(instance["num_preemptions"] for instance in state["instances"]) > 0, "nothing was preempted"
 
 
@@ -95,7 +89,7 @@ def test_migration_changes_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
             return await answers
 
         check_parity(prompts, asyncio.run(both()))
-        rests(fleet)
+        fleet.at_rest()
         records = fleet.get("/v1/requests?limit=200")["requests"]
         assert sum(record["num_migrations"] for record in records) > 0, "nothing migrated"
 
@@ -105,7 +99,7 @@ def test_mixed_instance_is_the_same_model(tmp_path: Path, smollm2_dir: Path) -> 
     prompts = [prompt for prompt in PROMPTS if len(prompt["prompt"]) <= 700]
     with running(tmp_path / "s", "--prefill", "0", "--decode", "0", "--mixed", "1", *F32) as fleet:
         ask(fleet, prompts)
-        rests(fleet)
+        fleet.at_rest()
 
 
 def test_decode_killed_under_load_loses_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
@@ -121,6 +115,6 @@ def test_decode_killed_under_load_loses_no_token(tmp_path: Path, smollm2_dir: Pa
         started = time.monotonic()
         check_parity(prompts, asyncio.run(both()))
         assert time.monotonic() - started < 300
-        rests(fleet)
+        fleet.at_rest()
         records = fleet.get("/v1/requests?limit=200")["requests"]
         assert sum(record["num_resumes"] for record in records) > 0, "nothing had to resume"
