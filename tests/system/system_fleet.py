@@ -49,13 +49,13 @@ class System(Fleet):
         self.records: list[RequestRecord] = []
         self.failures: list[str] = []
         self.lives: list[Life] = []
-        self._num_asked = 0
+        self._num_asked = self._num_started = 0
 
     async def __aenter__(self) -> System:
         await self.start_control()
         for name in self.names:
             self.start(name)
-        await self.until(lambda: self._all_ready(), "every instance ready")
+        await self.until(self._all_ready, "every instance ready")
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
@@ -64,6 +64,11 @@ class System(Fleet):
         await super().__aexit__(kind, *rest)
         await self.life.plane.stop()
         assert self.failures == []
+
+    def start(self, name: str) -> None:
+        """A life of the instance; a crashed one before it may still run, cut off from everybody."""
+        self._num_started += 1
+        self._supervisor.spawn(f"{name}/{self._num_started}", lambda: self._make(name))
 
     @property
     def life(self) -> Life:

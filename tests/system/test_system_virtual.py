@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from roles_harness import Options
 from system_fleet import System, prompts, virtual
 
 from controlplane.gateway.errors import ApiError
@@ -31,9 +32,11 @@ def test_requests_through_2p2d_and_a_pool_replay_to_identical_decisions() -> Non
 
 def test_rebalance_under_load_migrates_and_loses_nothing() -> None:
     async def scenario() -> None:
-        async with System("p0", "p1", "d0", seed=4) as system:
-            work = [asyncio.create_task(system.right(f"r{i}", p, 400)) for i, (p, _) in enumerate(prompts(2, 30))]
+        async with System("p0", "p1", "d0", seed=4, options=Options(num_blocks=8192)) as system:
+            work = []
             for shape in ("1P2D", "2P1D"):
+                for prompt, _ in prompts(len(work), 15):
+                    work.append(asyncio.create_task(system.right(f"r{len(work)}", prompt, 400)))
                 await asyncio.sleep(0.4)
                 made = await system.rebalance(shape)
                 await system.until(lambda: system.plan(made.plan_id).status != "applying", shape)  # noqa: B023
@@ -88,7 +91,8 @@ def nemesis(seed: int) -> None:
                     try:
                         await system.right(name, prompt, count)
                     except ApiError as error:  # a clear refusal is an end too; nothing may hang or be wrong
-                        assert error.status in {429, 503}, f"{name}: {error}"
+                        if error.status not in {429, 503}:
+                            raise
 
             work = [asyncio.create_task(client(f"r{i}", *p)) for i, p in enumerate(prompts(seed, 60, 200))]
             for _ in range(rng.randrange(2, 6)):

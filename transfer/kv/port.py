@@ -80,6 +80,9 @@ class KvDelegate(Protocol):
         """Block ids (len == offer.num_blocks) to receive into. Raises Refused with a sentence to decline.
         For STORE an id of -1 means "already here, skip it"."""
 
+    def kv_progress(self, offer: KvOffer) -> None:
+        """KV of this push is arriving (about once a second while it does): its lease may start anew."""
+
     def kv_arrived(self, offer: KvOffer, trailer: KvTrailer) -> None:
         """Every offered slab was received and its checksum verified. Raises Refused to nack."""
 

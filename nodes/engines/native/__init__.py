@@ -1,0 +1,1 @@
+"""The torch engine: Llama-family decoders over paged KV, on CPU and CUDA by the same code."""

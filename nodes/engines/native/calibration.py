@@ -1,0 +1,161 @@
+"""Fits the LatencyProfile of this machine and model from a few timed steps, in under two seconds.
+
+The form is transfer.profile's; here are only its coefficients. A busy machine measures slow: the scheduler
+corrects with what it sees.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+
+import msgspec
+import torch
+
+from nodes.engines.engine import Chunk, Sampling, StepBatch
+from nodes.engines.native.config import DecoderConfig
+from nodes.engines.native.linear import make_linear
+from nodes.engines.native.plan import Limits
+from transfer.profile import HardwareProfile, LatencyProfile, ModelShape
+from transfer.terms import SamplingParams
+
+RunStep = Callable[[StepBatch], float]
+"""Runs one step and returns its seconds."""
+
+BUDGET_S = 1.5
+_LOOPBACK_BYTES_PER_S = 5e9
+_EFFICIENCIES = (1e-7, 10.0)
+"""Bounds that only absurd measurements meet. Above 1 means that the declared hardware is slower than this one."""
+_DECODE_BATCH = 8
+_ALPHA_SHARE = 0.2
+"""Part of a one-token step counted as constant cost; the rest is reading the weights."""
+
+
+def decoder_shape(config: DecoderConfig, itemsize: int) -> ModelShape:
+    """The model as the latency model sees it; weights and KV share one element size."""
+    return ModelShape(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        ffn_size=config.ffn_size,
+        vocab_size=config.vocab_size,
+        weight_bytes_per_param=float(itemsize),
+        kv_bytes_per_element=float(itemsize),
+    )
+
+
+def measure_machine(dtype: torch.dtype, device: torch.device) -> HardwareProfile:
+    """Matrix FLOP/s in `dtype` and read bandwidth, from about a tenth of a second of each."""
+    with torch.inference_mode():
+        size = 1024 if device.type == "cpu" else 8192
+        square = torch.ones(size, size, dtype=dtype, device=device)
+        linear = make_linear(square)
+        flops = 2.0 * size**3 / _seconds(lambda: linear(square), device)
+        words = torch.ones(1 << 26, dtype=torch.float32, device=device)
+        bandwidth = words.numel() * words.element_size() / _seconds(words.sum, device)
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _host_memory_bytes()
+    return HardwareProfile(
+        name="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        num_gpus=1,
+        peak_flops=flops,
+        memory_bytes=float(memory),
+        memory_bytes_per_s=bandwidth,
+        link_bytes_per_s=_LOOPBACK_BYTES_PER_S,
+        price_per_hour=0.0,
+    )
+
+
+def measure_latency(profile: LatencyProfile, run: RunStep, limits: Limits) -> LatencyProfile:
+    """`profile` with coefficients fitted to timed steps of one token, of a batch, and of a prompt.
+
+    Writes KV into the first blocks: call it before the arena is in use.
+    """
+    deadline = time.monotonic() + BUDGET_S
+    room = limits.num_blocks * limits.block_size
+    one = _timed(run, _decode(1, limits), deadline, 5)
+    batch_rows = min(_DECODE_BATCH, limits.num_blocks)
+    many = _timed(run, _decode(batch_rows, limits), deadline, 5)
+    num_tokens = min(64, room, limits.max_context)
+    prompt = _timed(run, _prompt(num_tokens, limits), deadline, 2)
+    larger = min(512, room, limits.max_context)
+    if larger > num_tokens and time.monotonic() + 2.5 * prompt * larger / num_tokens < deadline:
+        num_tokens, prompt = larger, _timed(run, _prompt(larger, limits), deadline, 2)
+    return fit_latency_profile(profile, one, batch_rows, many, num_tokens, prompt)
+
+
+def fit_latency_profile(
+    profile: LatencyProfile, decode_one_s: float, batch: int, decode_batch_s: float, num_tokens: int, prompt_s: float
+) -> LatencyProfile:
+    """Coefficients under which the model's steps take the measured seconds.
+
+    decode_one_s: one token of one sequence. decode_batch_s: one token each of `batch`, with short contexts.
+    prompt_s: a prompt of `num_tokens`. Attention is taken to be half as efficient as matrix products.
+    """
+    hardware, shape = profile.hardware, profile.shape
+    beta = max(0.0, decode_batch_s - decode_one_s) / max(1, batch - 1)
+    alpha = _ALPHA_SHARE * decode_one_s
+    weights_bytes = shape.linear_params * shape.weight_bytes_per_param
+    mbu = weights_bytes / hardware.memory_bytes_per_s / max(1e-9, decode_one_s - alpha - beta)
+    busy = max(1e-9, prompt_s - alpha - beta)
+    pairs = num_tokens * (num_tokens + 1) // 2
+    attention_flops = 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
+    linear_flops = 2.0 * shape.linear_params * num_tokens
+    mfu = (linear_flops + 2.0 * attention_flops) / hardware.peak_flops / busy
+    return msgspec.structs.replace(
+        profile,
+        mfu=_efficiency(mfu),
+        mfu_attention=_efficiency(mfu / 2),
+        mbu=_efficiency(mbu),
+        mbu_kv=_efficiency(mbu / 2),
+        alpha_s=alpha,
+        beta_s=beta,
+        provenance="measured",
+    )
+
+
+def _efficiency(value: float) -> float:
+    return min(_EFFICIENCIES[1], max(_EFFICIENCIES[0], value))
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Best of several runs within a tenth of a second."""
+    best, end = float("inf"), time.monotonic() + 0.1
+    run()
+    while time.monotonic() < end:
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _timed(run: RunStep, batch: StepBatch, deadline: float, rounds: int) -> float:
+    """Median seconds of up to `rounds` steps after one that warms up; at least one is timed."""
+    run(batch)
+    times = [run(batch)]
+    while len(times) < rounds and time.monotonic() < deadline:
+        times.append(run(batch))
+    return median(times)
+
+
+def _decode(batch: int, limits: Limits) -> StepBatch:
+    greedy = Sampling(params=SamplingParams(max_tokens=1, temperature=0.0), history=(), num_output=0)
+    chunks = [
+        Chunk(request_id=str(row), tokens=[0], start=0, block_table=[row % limits.num_blocks], sampling=greedy)
+        for row in range(batch)
+    ]
+    return StepBatch(chunks=chunks)
+
+
+def _prompt(num_tokens: int, limits: Limits) -> StepBatch:
+    blocks = list(range(-(-num_tokens // limits.block_size)))
+    return StepBatch(chunks=[Chunk(request_id="0", tokens=[0] * num_tokens, start=0, block_table=blocks)])
+
+
+def _host_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,131 @@
+"""What an accelerator can do: class presets (dense figures, indicative prices) and a short probe of this machine's CPU.
+
+Numbers only. It does not pick a model (see shapes.py), and it imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from transfer.errors import InvalidValue
+from transfer.profile import HardwareProfile
+
+TERA, GIGA = 1e12, 1e9
+PROBE_COPY_BYTES = 64 << 20
+PROBE_MATRIX = 768
+PROBE_REPEATS = 3
+PRICE_PER_CORE_HOUR = 0.04
+
+
+def _gpu(
+    name: str, tflops: float, memory_gb: float, tb_per_s: float, link_gbit: float, price: float
+) -> HardwareProfile:
+    return HardwareProfile(
+        name=name,
+        num_gpus=1,
+        peak_flops=tflops * TERA,
+        memory_bytes=memory_gb * GIGA,
+        memory_bytes_per_s=tb_per_s * TERA,
+        link_bytes_per_s=link_gbit / 8 * GIGA,
+        price_per_hour=price,
+    )
+
+
+PRESETS: dict[str, HardwareProfile] = {
+    profile.name: profile
+    for profile in (
+        # name, bf16 dense TFLOPS, GB, TB/s, Gbit/s one GPU can send to another host (its share of the NICs), $/h
+        _gpu("H800", 989, 80, 3.35, 400, 2.0),
+        _gpu("H20", 148, 96, 4.0, 200, 0.70),
+        _gpu("H100", 989, 80, 3.35, 400, 3.0),
+        _gpu("H200", 989, 141, 4.8, 400, 4.0),
+        _gpu("A100", 312, 80, 2.04, 200, 1.5),
+        _gpu("L40S", 362, 48, 0.864, 200, 1.0),
+        _gpu("CPU", 115, 1000, 0.25, 400, 0.5),
+    )
+}
+
+
+def preset(name: str) -> HardwareProfile:
+    """The class called `name`, in any case ("H20-96" is H20). Raises InvalidValue naming the nearest class."""
+    wanted = name.strip().upper()
+    if found := PRESETS.get(wanted) or PRESETS.get(wanted.split("-")[0]):
+        return found
+    nearest = difflib.get_close_matches(wanted, PRESETS, n=1, cutoff=0.0)[0]
+    raise InvalidValue(f"there is no hardware class {name!r}; did you mean {nearest}? Known: {', '.join(PRESETS)}")
+
+
+def with_gpus(profile: HardwareProfile, num_gpus: int) -> HardwareProfile:
+    """One instance over `num_gpus` of the class. Rates stay those of one GPU (LatencyProfile.tp multiplies);
+    the link and the price grow. Raises InvalidValue below one."""
+    if num_gpus < 1:
+        raise InvalidValue(f"an instance needs at least one GPU, got {num_gpus}")
+    return HardwareProfile(
+        name=profile.name,
+        num_gpus=num_gpus,
+        peak_flops=profile.peak_flops,
+        memory_bytes=profile.memory_bytes,
+        memory_bytes_per_s=profile.memory_bytes_per_s,
+        link_bytes_per_s=profile.link_bytes_per_s * num_gpus,
+        price_per_hour=profile.price_per_hour * num_gpus,
+    )
+
+
+def probe() -> HardwareProfile:
+    """This machine's CPU, measured in under half a second: float32 matmul rate and copy bandwidth.
+
+    The link is what one copy through shared memory with a checksum leaves: a quarter of the memory bandwidth.
+    """
+    cores = num_cores()
+    bandwidth = _copy_bytes_per_s()
+    return HardwareProfile(
+        name="CPU",
+        num_gpus=1,
+        peak_flops=_matmul_flops(),
+        memory_bytes=float(memory_bytes()),
+        memory_bytes_per_s=bandwidth,
+        link_bytes_per_s=bandwidth / 4,
+        price_per_hour=PRICE_PER_CORE_HOUR * cores,
+    )
+
+
+def num_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """Memory this process may use: the machine's, or its control group's limit when that is smaller."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _copy_bytes_per_s() -> float:
+    source = np.ones(PROBE_COPY_BYTES // 8)
+    target = np.zeros_like(source)  # touched, so that page faults are not timed
+    target[:] = source
+    best = min(_timed(lambda: np.copyto(target, source)) for _ in range(PROBE_REPEATS))
+    return 2 * PROBE_COPY_BYTES / best
+
+
+def _matmul_flops() -> float:
+    matrix = np.ones((PROBE_MATRIX, PROBE_MATRIX), dtype=np.float32)
+    out = matrix @ matrix
+    best = min(_timed(lambda: np.matmul(matrix, matrix, out=out)) for _ in range(PROBE_REPEATS))
+    return float(2 * PROBE_MATRIX**3 / best)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return max(time.perf_counter() - start, 1e-9)

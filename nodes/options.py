@@ -1,0 +1,194 @@
+"""What a node agent is told: command line, else PHASEPLANE_* variables, else defaults. Refuses what it cannot read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn
+
+from transfer.errors import ConfigError
+from transfer.terms import Role
+
+ENV_PREFIX = "PHASEPLANE_"
+ENGINES = ("native", "emulated")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceName:
+    """ "ID=ROLE" or "ID=ROLE@HARDWARE"; hardware None: the agent's."""
+
+    instance_id: str
+    role: Role
+    hardware: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """One agent process. Sizes in tokens, blocks and GiB; times in seconds.
+
+    hardware: a class (H800, H20, ...), or "auto": measured for the native engine, CPU for the emulated one.
+    kv_gib and num_blocks: KV memory of each instance; num_blocks wins; by default what the hardware leaves.
+    speed: emulated time is divided by it; inf takes no time. mfu, mbu, alpha_s, beta_s: the latency curve of an
+    emulated engine, where it is to differ from the preset. parent_pid: end when that process does.
+    """
+
+    control: str
+    instances: tuple[InstanceName, ...]
+    engine: str = "native"
+    model: str = "smollm2-135m"
+    dtype: str = "auto"
+    device: str = "auto"
+    hardware: str = "auto"
+    tp: int = 1
+    kv_gib: float | None = None
+    num_blocks: int | None = None
+    block_size: int = 16
+    token_budget: int = 2048
+    max_running: int = 256
+    prefix_cache: bool = True
+    data_host: str = "127.0.0.1"
+    threads: int | None = None
+    speed: float = 1.0
+    jitter: float = 0.0
+    seed: int = 0
+    mfu: float | None = None
+    mbu: float | None = None
+    alpha_s: float | None = None
+    beta_s: float | None = None
+    grace_s: float = 10.0
+    parent_pid: int | None = None
+    log_level: str = "info"
+
+
+def parse_options(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> AgentOptions:
+    """Raises ConfigError with a sentence that names the flag or variable. `--help` prints and exits with 0."""
+    given = vars(_parser().parse_args(list(argv)))
+    values: dict[str, Any] = {}
+    for field in fields(AgentOptions):
+        text = given[field.name]
+        where = "--" + field.name.replace("_", "-").removesuffix("s" if field.name == "instances" else "")
+        if text is None and (variable := ENV_PREFIX + field.name.upper()) in environ:
+            text, where = environ[variable], variable
+        if text is not None:
+            values[field.name] = _READERS[field.name](where, text)
+    for required, example in (("control", "tcp://127.0.0.1:5555"), ("instances", "decode-0=decode")):
+        if required not in values:
+            flag = required.removesuffix("s") if required == "instances" else required
+            raise ConfigError(f"--{flag} is missing; give for example --{flag} {example}")
+    return _checked(AgentOptions(**values))
+
+
+def _checked(options: AgentOptions) -> AgentOptions:
+    names = [one.instance_id for one in options.instances]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--instance names {twice} twice; give every instance a name of its own")
+    if options.engine == "native" and len(names) > 1:
+        raise ConfigError(
+            f"a native agent hosts one instance, got {len(names)}; start one agent for each, or use --engine emulated"
+        )
+    return options
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see python -m nodes.agent --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m nodes.agent", description="Hosts Phaseplane instances and joins them to a control plane.",
+        epilog=f"Every option can also be set as {ENV_PREFIX}<NAME>, for example {ENV_PREFIX}CONTROL.",
+        allow_abbrev=False,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--control", metavar="URL", help="the control plane, for example tcp://127.0.0.1:5555")
+    add("--instance", dest="instances", action="append", metavar="ID=ROLE[@HARDWARE]",
+        help="an instance to host, as prefill, decode, mixed or kv_pool; repeat for an emulated fleet")  # fmt: skip
+    add("--engine", metavar="|".join(ENGINES), help="default native")
+    add("--model", metavar="NAME|DIR", help="a pulled model's name, a directory, or for emulation a known shape")
+    add("--dtype", help="auto, float32, bfloat16 or float16 (native)")
+    add("--device", help="auto, cpu or cuda (native)")
+    add("--hardware", help="H800, H20, H100, H200, A100, L40S, CPU or auto")
+    add("--tp", help="GPUs of one emulated instance")
+    add("--kv-gib", help="GiB of KV memory of an instance")
+    add("--num-blocks", help="KV blocks of an instance, instead of --kv-gib")
+    add("--block-size", help="tokens a KV block holds, default 16")
+    add("--token-budget", help="most tokens one step computes, default 2048")
+    add("--max-running", help="most requests an instance runs at once, default 256")
+    add("--prefix-cache", help="yes or no, default yes")
+    add("--data-host", help="address KV is received on, default 127.0.0.1")
+    add("--threads", help="threads of the native engine")
+    add("--speed", help="emulated time is divided by this; inf takes no time")
+    add("--jitter", help="spread of emulated step times, 0 to below 1")
+    add("--seed", help="of the jitter")
+    add("--mfu", help="emulated: share of peak compute that prefill reaches")
+    add("--mbu", help="emulated: share of memory bandwidth that decode reaches")
+    add("--alpha-s", help="emulated: seconds every step takes beyond compute and memory")
+    add("--beta-s", help="emulated: seconds every sequence adds to a step")
+    add("--grace-s", help="how long work goes on without a control plane, default 10")
+    add("--parent-pid", help="end when this process ends")
+    add("--log-level", help="debug, info, warning or error")
+    return parser
+
+
+def _number(kind: Callable[[str], Any], *, above: float, what: str) -> Callable[[str, str], Any]:
+    def read(where: str, text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not value > above:
+            raise ConfigError(f"{where} must be {what}, got {text!r}")
+        return value
+
+    return read
+
+
+def _choice(*choices: str) -> Callable[[str, str], str]:
+    def read(where: str, text: str) -> str:
+        if text.lower() not in choices:
+            raise ConfigError(f"{where} must be one of {', '.join(choices)}, got {text!r}")
+        return text.lower()
+
+    return read
+
+
+def _text(where: str, text: str) -> str:
+    if not text:
+        raise ConfigError(f"{where} must not be empty")
+    return text
+
+
+def _yes_no(where: str, text: str) -> bool:
+    return _choice("yes", "no", "true", "false", "1", "0")(where, text) in ("yes", "true", "1")
+
+
+def _instances(where: str, given: str | list[str]) -> tuple[InstanceName, ...]:
+    texts = given.split(",") if isinstance(given, str) else given
+    return tuple(_instance(where, text.strip()) for text in texts)
+
+
+def _instance(where: str, text: str) -> InstanceName:
+    instance_id, _, rest = text.partition("=")
+    role, _, hardware = rest.partition("@")
+    if not instance_id or role not in list(Role):
+        raise ConfigError(f"{where} must be ID=ROLE with one of the roles {', '.join(Role)}, got {text!r}")
+    return InstanceName(instance_id, Role(role), hardware or None)
+
+
+_COUNT = _number(int, above=0, what="a whole number above 0")
+_POSITIVE = _number(float, above=0.0, what="a number above 0")
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "control": _text, "instances": _instances, "engine": _choice(*ENGINES), "model": _text,
+    "dtype": _choice("auto", "float32", "bfloat16", "float16"), "device": _choice("auto", "cpu", "cuda"),
+    "hardware": _text, "tp": _COUNT, "kv_gib": _POSITIVE, "num_blocks": _COUNT, "block_size": _COUNT,
+    "token_budget": _COUNT, "max_running": _COUNT, "prefix_cache": _yes_no, "data_host": _text, "threads": _COUNT,
+    "speed": _POSITIVE, "jitter": _number(float, above=-1e-9, what="a number from 0 to below 1"),
+    "seed": _number(int, above=-1, what="a whole number from 0"), "mfu": _POSITIVE, "mbu": _POSITIVE,
+    "alpha_s": _number(float, above=-1e-9, what="a number from 0"),
+    "beta_s": _number(float, above=-1e-9, what="a number from 0"), "grace_s": _POSITIVE, "parent_pid": _COUNT,
+    "log_level": _choice("debug", "info", "warning", "error"),
+}  # fmt: skip

@@ -1,0 +1,292 @@
+"""The shell around one instance's batching core: performs its effects and routes them to legs (leg.py).
+
+Roles (prefill.py, decode.py) add legs; the shell knows no order but Abort and decides nothing that the core decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nodes.core.batching import BatchCore
+from nodes.core.events import (
+    Admitted,
+    Cached,
+    CannotPause,
+    Computed,
+    Drop,
+    Effect,
+    Emit,
+    Event,
+    Gone,
+    Grown,
+    HandsChanged,
+    NotAdmitted,
+    Paused,
+    Pinned,
+    Tick,
+    Unpinned,
+)
+from nodes.roles.cache import CacheFeed
+from nodes.roles.context import Link, RoleContext
+from nodes.roles.leg import Leg
+from nodes.roles.steps import Stepper
+from nodes.roles.writer import PoolWriter
+from transfer.terms import RequestId
+from transfer.wire.messages import Abort, LoadReport, Released, TokenItem
+
+MAX_FENCES = 16_384
+
+
+class BatchShell:
+    """Owns the core, its stepping task and the legs. `failed` is told what ends the instance (EngineFailed, a bug).
+
+    Idempotent by (request_id, generation): what ended here does not begin again, an older generation never
+    does, a newer one begins when the older has let go of its blocks.
+    """
+
+    def __init__(self, context: RoleContext, failed: Callable[[Exception], None]) -> None:
+        self.context, self._failed = context, failed
+        self.core = BatchCore(context.config)
+        self.cache = CacheFeed(context.epoch, context.send, context.bounds.cache_events_s)
+        self.writer = PoolWriter(context, self.handle)
+        self.link = Link(context.engine)
+        self._loop = asyncio.get_running_loop()
+        self._legs: dict[RequestId, Leg] = {}
+        self._next: dict[RequestId, Leg] = {}
+        self._aborts: dict[RequestId, int] = {}
+        self._fences: OrderedDict[RequestId, int] = OrderedDict()
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = Stepper(context, self.core, self.leg, self.handle)
+
+    # --- lifecycle ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.spawn(self._steps.run(), f"{self.context.instance_id}/steps")
+        self.spawn(self.writer.run(), f"{self.context.instance_id}/write-through")
+
+    def spawn(
+        self, work: Coroutine[Any, Any, None], name: str, finally_: Callable[[], None] | None = None
+    ) -> asyncio.Task[None]:
+        """A task of this instance: cancelled by close; an exception out of it ends the instance. `finally_` runs
+        when it has ended in whatever way, also when it was cancelled before its first line (as no `finally` does)."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._task_done(done, finally_))
+        return task
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no leg is left; False when the time is over first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        self.cache.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- what roles and the instance ask --------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not self._legs and not self._next and self.core.idle
+
+    def leg(self, request_id: RequestId, generation: int | None = None) -> Leg | None:
+        """The leg of exactly this generation; of any when None."""
+        leg = self._legs.get(request_id)
+        return leg if leg is not None and generation in (None, leg.generation) else None
+
+    def snapshot(self) -> None:
+        """Tell the directory everything that is in the prefix cache."""
+        self.cache.snapshot(self.core.cached_hashes())
+
+    def load(self) -> LoadReport:
+        report = self.core.load(self._loop.time())
+        values = {name: getattr(report, name) for name in report.__struct_fields__}
+        return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed})
+
+    def admit(self, leg: Leg) -> None:
+        """Begin a leg, unless this generation or a newer one is here or has ended here."""
+        if leg.generation <= self._fences.get(leg.request_id, -1):
+            return
+        here = self._legs.get(leg.request_id)
+        if here is None:
+            self._begin(leg)
+        elif here.generation == leg.generation and not here.forgotten:
+            here.repeated()
+        elif here.generation < leg.generation or here.forgotten:
+            waiting = self._next.get(leg.request_id)
+            if waiting is None or waiting.generation < leg.generation:
+                self._next[leg.request_id] = leg
+            here.abort("the request was placed again")
+
+    def abort(self, message: Abort) -> None:
+        """End every leg of the request up to this generation; Released follows when it holds nothing."""
+        request_id, generation = message.request_id, message.generation
+        self._aborts[request_id] = max(generation, self._aborts.get(request_id, -1))
+        self._fence(request_id, generation)
+        waiting = self._next.get(request_id)
+        if waiting is not None and waiting.generation <= generation:
+            del self._next[request_id]
+        leg = self._legs.get(request_id)
+        if leg is None or leg.generation > generation:
+            self.handle(Drop(request_id=request_id, generation=generation, reason=message.reason))
+        else:
+            leg.abort(message.reason)
+
+    def drop_all(self, reason: str) -> None:
+        """Forget every request: the control plane that placed them is gone. Another one may count generations anew."""
+        self._next.clear()
+        self._fences.clear()
+        for leg in list(self._legs.values()):
+            leg.forgotten = True
+            leg.abort(reason)
+
+    def drop(self, leg: Leg, reason: str) -> None:
+        """Give a leg's blocks back; nobody writes into them or reads them from here on."""
+        self.context.port.revoke(leg.request_id, leg.generation)
+        self.handle(Drop(request_id=leg.request_id, generation=leg.generation, reason=reason))
+
+    def handle(self, event: Event) -> None:
+        """One event into the core; its effects are performed before the next event enters. Whatever it raises is a
+        bug or a lost engine: the instance ends (timers, port and task callbacks have nobody else to tell)."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for effect in self.core.handle(self._events.popleft(), self._loop.time()):
+                    self._perform(effect)
+        except Exception as error:
+            self._events.clear()
+            self._failed(error)
+            raise
+        finally:
+            self._handling = False
+        self._steps.wake()
+
+    # --- effects --------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Emit():
+                self._emit(effect)
+            case Gone():
+                self._gone(effect)
+            case HandsChanged():
+                for block in effect.blocks:
+                    self.context.engine.arena.bump(block)
+            case Cached():
+                self.cache.change(effect.stored, effect.removed)
+            case Pinned():
+                self.writer.pinned(effect)
+            case Unpinned():
+                self.writer.unpinned(effect)
+            case Admitted() | NotAdmitted() | Computed() | Grown() | Paused() | CannotPause():
+                leg = self.leg(effect.request_id, effect.generation)
+                if leg is not None:
+                    self._tell(leg, effect)
+            case _:
+                raise TypeError(f"the shell cannot perform {type(effect).__name__}")
+
+    def _tell(self, leg: Leg, effect: Admitted | NotAdmitted | Computed | Grown | Paused | CannotPause) -> None:
+        match effect:
+            case Admitted():
+                leg.admitted(effect)
+            case NotAdmitted():
+                self.writer.give_way()
+                self._end(leg, fence=False)  # nothing was held: the same order may come again
+                leg.refused(effect)
+                self._begin_next(leg.request_id)
+            case Computed():
+                leg.computed(effect)
+            case Grown():
+                leg.grown(effect)
+            case Paused():
+                leg.paused(effect)
+            case CannotPause():
+                leg.cannot_pause(effect)
+
+    def _emit(self, effect: Emit) -> None:
+        leg = self.leg(effect.request_id, effect.generation)
+        if leg is None or leg.aborted is not None:
+            return
+        leg.emitted(effect)
+        self._steps.items.append(
+            TokenItem(
+                request_id=effect.request_id, generation=effect.generation, index=effect.index,
+                token_ids=effect.token_ids, finish=effect.finish, logprobs=effect.logprobs,
+                cached_tokens=effect.cached_tokens,
+            )
+        )  # fmt: skip
+
+    def _gone(self, effect: Gone) -> None:
+        leg = self._legs.get(effect.request_id)
+        ended = leg if leg is not None and leg.generation <= effect.generation else None
+        if ended is not None:
+            if effect.lost is not None:
+                self.context.port.revoke(ended.request_id, ended.generation)
+            self._end(ended)
+            ended.gone(effect)
+        aborted = self._aborts.get(effect.request_id)
+        if aborted is not None and (
+            effect.generation >= aborted or (ended is not None and ended.generation <= aborted)
+        ):
+            del self._aborts[effect.request_id]
+            self.context.send(Released(request_id=effect.request_id, generation=aborted, num_blocks=effect.num_blocks))
+        self._begin_next(effect.request_id)
+
+    def _begin(self, leg: Leg) -> None:
+        self._legs[leg.request_id] = leg
+        self._empty.clear()
+        if self._ticker is None:
+            self._tick_later()
+        leg.begin()
+
+    def _begin_next(self, request_id: RequestId) -> None:
+        if request_id not in self._legs and (leg := self._next.pop(request_id, None)) is not None:
+            self._begin(leg)
+
+    def _end(self, leg: Leg, *, fence: bool = True) -> None:
+        del self._legs[leg.request_id]
+        if fence and not leg.forgotten:
+            self._fence(leg.request_id, leg.generation)
+        if not self._legs:
+            self._empty.set()
+
+    def _fence(self, request_id: RequestId, generation: int) -> None:
+        self._fences[request_id] = max(generation, self._fences.pop(request_id, -1))
+        if len(self._fences) > MAX_FENCES:
+            self._fences.popitem(last=False)
+
+    def _tick_later(self) -> None:
+        self._ticker = self._loop.call_later(self.context.bounds.tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        if self._legs:
+            self._tick_later()
+        self.handle(Tick())
+
+    def _task_done(self, task: asyncio.Task[None], finally_: Callable[[], None] | None) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._failed(error)
+        if finally_ is not None:
+            finally_()

@@ -1,0 +1,103 @@
+"""The stepping task of one instance: pull a step from the core, run it, push its KV layer by layer, report it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nodes.core.batching import BatchCore
+from nodes.core.events import StepDone, StepPlan
+from nodes.engines.engine import OnLayer, StepBatch
+from nodes.engines.prediction import predicted_step_s
+from nodes.roles.context import RoleContext
+from nodes.roles.leg import Leg
+from nodes.roles.stream import PushStream
+from transfer.errors import EngineFailed
+from transfer.kv.port import KvSender
+from transfer.terms import RequestId
+from transfer.wire.messages import StepOutput, TokenItem
+
+EWMA_WEIGHT = 0.1
+MIN_SPEED = 1e-3
+
+
+class Stepper:
+    """`find` gives the leg of a request's generation; `handle` puts an event into the core and performs its effects,
+    which may add to `items`: what the step says to the gateway, in ONE message."""
+
+    def __init__(
+        self, context: RoleContext, core: BatchCore, find: Callable[[RequestId, int | None], Leg | None],
+        handle: Callable[[StepDone], None],
+    ) -> None:  # fmt: skip
+        self._context, self._core, self._find, self._handle = context, core, find, handle
+        self._wake = asyncio.Event()
+        self.items: list[TokenItem] = []
+        self.step_s, self.speed = 0.0, 1.0
+        """Exponentially weighted: seconds a step, and measured / predicted."""
+
+    def wake(self) -> None:
+        """Something entered the core: look for a step. An idle instance sleeps."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            plan = self._core.next_step(loop.time())
+            if plan is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await self._step(plan)
+
+    async def _step(self, plan: StepPlan) -> None:
+        context, loop = self._context, asyncio.get_running_loop()
+        for request_id in plan.started:
+            if (leg := self._find(request_id, None)) is not None:
+                leg.started()
+        since = loop.time()
+        streams = [
+            (stream, push.first_block + push.count)
+            for push in plan.pushes
+            if (leg := self._find(push.request_id, push.generation)) is not None
+            and (stream := leg.stream()) is not None
+        ]
+        predicted = predicted_step_s(context.engine.latency, plan.chunks)
+        try:
+            async with asyncio.timeout(context.bounds.step_s):
+                result = await context.engine.step(StepBatch(plan.chunks), _on_layer(streams))
+        except TimeoutError:
+            raise EngineFailed(f"a step did not end within {context.bounds.step_s:g} s") from None
+        now = loop.time()
+        for stream, upto in streams:
+            stream.finalise(upto, since, now)
+        self._measure(result.duration_s, predicted)
+        self._handle(StepDone(sampled=result.sampled, duration_s=result.duration_s))
+        if self.items:
+            items, self.items = tuple(self.items), []
+            context.send(
+                StepOutput(
+                    epoch=context.epoch, items=items, step_s=result.duration_s,
+                    num_prefill_tokens=plan.num_prefill_tokens,
+                )
+            )  # fmt: skip
+
+    def _measure(self, measured_s: float, predicted_s: float) -> None:
+        weight = EWMA_WEIGHT if self.step_s else 1.0
+        self.step_s += weight * (measured_s - self.step_s)
+        if predicted_s > 0.0:
+            self.speed = max(MIN_SPEED, self.speed + EWMA_WEIGHT * (measured_s / predicted_s - self.speed))
+
+
+def _on_layer(streams: list[tuple[PushStream, int]]) -> OnLayer | None:
+    claims: list[tuple[KvSender, int, int]] = []
+    for stream, upto in streams:
+        if (claim := stream.claim(upto)) is not None:
+            claims.append(claim)
+    if not claims:
+        return None
+
+    def on_layer(layer: int) -> None:
+        for sender, first, count in claims:
+            sender.push(layer, first, count)
+
+    return on_layer

@@ -1,0 +1,57 @@
+"""One prefill's KV on its way out: which of its blocks are final, which were pushed, when the link is done.
+
+Pushes layer by layer during a step, and at once what was final before the receiver's grant came.
+"""
+
+from __future__ import annotations
+
+from nodes.roles.context import Link
+from transfer.kv.port import KvSender
+
+
+class PushStream:
+    """Blocks [first_block, end_block) of a request's table, pushed once each in every layer.
+
+    Called on the event loop, except that the pushes `claim` returns may run on an engine's thread.
+    """
+
+    def __init__(self, first_block: int, end_block: int, num_layers: int, block_size: int, link: Link) -> None:
+        self._final = self._pushed = first_block
+        self._end = end_block
+        self._num_layers, self._block_size, self._link = num_layers, block_size, link
+        self._sender: KvSender | None = None
+        self.sent_at = 0.0
+        """When an emulated link has carried everything pushed so far; in the past where links are real."""
+
+    def attach(self, sender: KvSender, now: float) -> None:
+        """The receiver granted: push what is final already."""
+        self._sender = sender
+        self._push_final(now, now)
+
+    def claim(self, upto: int) -> tuple[KvSender, int, int] | None:
+        """Before a step that makes blocks below `upto` final: (sender, first, count) to push after each layer.
+        None when the receiver has not granted yet, or has the blocks: `finalise` then sees to them."""
+        first, upto = self._pushed, min(upto, self._end)
+        if self._sender is None or upto <= first:
+            return None
+        self._pushed = upto
+        return self._sender, first, upto - first
+
+    def finalise(self, upto: int, since: float, now: float) -> None:
+        """Blocks below `upto` are final, made between `since` and `now`."""
+        before, self._final = self._final, max(self._final, min(upto, self._end))
+        if self._sender is not None and self._pushed > before:
+            self._carry(self._pushed - before, since, now)
+        self._push_final(since, now)
+
+    def _push_final(self, since: float, now: float) -> None:
+        count = self._final - self._pushed
+        if self._sender is None or count <= 0:
+            return
+        for layer in range(self._num_layers):
+            self._sender.push(layer, self._pushed, count)
+        self._pushed = self._final
+        self._carry(count, since, now)
+
+    def _carry(self, num_blocks: int, since: float, now: float) -> None:
+        self.sent_at = self._link.send(num_blocks * self._block_size, since, now)

@@ -1,0 +1,158 @@
+"""Write-through: finished whole blocks go to a KV pool in the background, one request at a time.
+
+Never in the way: the queue is bounded, what does not fit is dropped and counted, and a store gives way when the
+instance has to refuse work for want of blocks. A prefix always goes to the same pool node (rendezvous hash).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nodes.core.events import Event, Pin, Pinned, Unpin, Unpinned
+from nodes.roles.context import RoleContext
+from transfer.errors import KvError
+from transfer.kv.block import block_hashes
+from transfer.kv.port import KvKind, KvOffer, KvSender, KvTrailer
+from transfer.terms import TokenIds
+from transfer.wire.messages import KvPeer, PoolMap
+
+MAX_KNOWN = 65_536
+KNOWN_FOR_S = 60.0
+"""A block that a pool had is not offered again for this long; by then it may have been evicted there."""
+ARENA_SHARE = 8
+"""One store pins at most this part (1/n) of the arena."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    tokens: TokenIds
+    root: bytes
+
+
+class PoolWriter:
+    """`handle` puts an event into the core; the core answers Pin through `pinned` before it returns."""
+
+    def __init__(self, context: RoleContext, handle: Callable[[Event], None]) -> None:
+        self._context, self._handle = context, handle
+        self._pools: tuple[KvPeer, ...] = ()
+        self._queue: deque[_Finished] = deque()
+        self._queued = asyncio.Event()
+        self._known: OrderedDict[bytes, float] = OrderedDict()
+        self._pinned: list[int] = []
+        self._timeout: asyncio.Timeout | None = None
+        self._sender: KvSender | None = None
+        self._num_stores = 0
+        self.num_stored_blocks = self.num_dropped = self.num_failed = 0
+
+    def set_pools(self, message: PoolMap) -> None:
+        """The pools that take puts from now on. What the old ones had says nothing about new lives of them."""
+        pools = tuple(
+            KvPeer(instance_id=p.instance_id, epoch=p.epoch, data_endpoint=p.data_endpoint, host_id=p.host_id)
+            for p in message.pools
+        )
+        if pools != self._pools:
+            self._pools = pools
+            self._known.clear()
+
+    def offer(self, tokens: TokenIds, root: bytes) -> None:
+        """KV of `tokens` is in the prefix cache: store its whole blocks some time. Never blocks."""
+        if not self._pools or len(tokens) < self._context.block_size:
+            return
+        if len(self._queue) >= self._context.bounds.store_queue:
+            self.num_dropped += 1
+            return
+        self._queue.append(_Finished(tokens, root))
+        self._queued.set()
+
+    def give_way(self) -> None:
+        """Blocks are short: end the store in progress and let its blocks go."""
+        if self._timeout is not None:
+            self.num_dropped += 1
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    def pinned(self, effect: Pinned) -> None:
+        self._pinned = effect.blocks
+
+    def unpinned(self, effect: Unpinned) -> None:
+        """The core took a pin back: its blocks may change from here on."""
+        if self._sender is not None:
+            self._sender.abort("the blocks are needed")
+
+    async def run(self) -> None:
+        """Store what is offered, until cancelled."""
+        while True:
+            while not self._queue:
+                self._queued.clear()
+                await self._queued.wait()
+            finished = self._queue.popleft()
+            try:
+                async with asyncio.timeout(self._context.bounds.store_s) as self._timeout:
+                    await self._store(finished)
+            except (KvError, TimeoutError) as error:
+                self.num_failed += 1
+                _log.debug("a write to the KV pool ended: %s", error or "no time left")
+            finally:
+                self._timeout = None
+
+    async def _store(self, finished: _Finished) -> None:
+        context, loop = self._context, asyncio.get_running_loop()
+        hashes = block_hashes(finished.tokens, context.block_size, finished.root)
+        first = self._num_known(hashes, loop.time())
+        wanted = tuple(hashes[first : first + max(1, context.engine.num_blocks // ARENA_SHARE)])
+        if not wanted or not self._pools:
+            return
+        self._num_stores += 1
+        name = f"{context.instance_id}/store-{self._num_stores}"
+        pool = _rendezvous(hashes[0], self._pools)
+        self._pinned = []
+        self._handle(Pin(name=name, hashes=wanted, lease_s=2 * context.bounds.store_s))
+        try:
+            await self._push(name, pool, finished.root, first, wanted[: len(self._pinned)], self._pinned)
+        finally:
+            if self._sender is not None:
+                self._sender.abort("the store was given up")
+                self._sender = None
+            self._handle(Unpin(name=name))
+
+    async def _push(
+        self, name: str, pool: KvPeer, root: bytes, first: int, hashes: tuple[bytes, ...], blocks: list[int]
+    ) -> None:
+        if not blocks:
+            return
+        context, loop = self._context, asyncio.get_running_loop()
+        offer = KvOffer(
+            kind=KvKind.STORE, request_id=name, generation=0, source=context.instance_id,
+            source_epoch=context.epoch, target_epoch=pool.epoch, fingerprint=root, first_block=first,
+            num_blocks=len(blocks), hashes=hashes,
+        )  # fmt: skip
+        self._sender = await context.port.open(pool, offer, blocks, context.bounds.open_s)
+        for layer in range(context.engine.layout.num_layers):
+            self._sender.push(layer, first, len(blocks))
+        await asyncio.sleep(context.engine.handoff_s(len(blocks) * context.block_size))
+        trailer = KvTrailer(num_tokens=(first + len(blocks)) * context.block_size)
+        await self._sender.commit(trailer, context.bounds.store_s)
+        self._sender = None
+        self.num_stored_blocks += len(blocks)
+        for h in hashes:
+            self._known[h] = loop.time()
+            self._known.move_to_end(h)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _num_known(self, hashes: list[bytes], now: float) -> int:
+        for index, h in enumerate(hashes):
+            if now - self._known.get(h, float("-inf")) > KNOWN_FOR_S:
+                return index
+        return len(hashes)
+
+
+def _rendezvous(first_hash: bytes, pools: tuple[KvPeer, ...]) -> KvPeer:
+    """Highest random weight: a pool that joins or leaves moves only its own share of prefixes."""
+    return max(pools, key=lambda pool: hashlib.sha256(first_hash + pool.instance_id.encode()).digest())

@@ -1,0 +1,77 @@
+"""Which blocks are pushed when, and what an emulated link makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodes.engines.emulated import EmulatedEngine, emulated_identity
+from nodes.hardware import preset
+from nodes.roles.context import Link
+from nodes.roles.stream import PushStream
+from nodes.shapes import latency_profile, shape
+from transfer.kv.port import KvTrailer, SendStats
+
+MODEL = shape("llama-3.1-8b")
+
+
+class Recorder:
+    """A KvSender that keeps what it is told to push."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[int, int, int]] = []
+
+    def push(self, layer: int, first_block: int, count: int) -> None:
+        self.pushed.append((layer, first_block, count))
+
+    async def commit(self, trailer: KvTrailer, timeout_s: float) -> SendStats:
+        return SendStats(num_bytes=0, transfer_s=0.0, exposed_s=0.0)
+
+    def abort(self, reason: str) -> None:
+        pass
+
+    def covered(self) -> list[tuple[int, int]]:
+        return [(layer, block) for layer, first, count in self.pushed for block in range(first, first + count)]
+
+
+@pytest.fixture
+def engine() -> EmulatedEngine:
+    return EmulatedEngine(latency_profile(preset("H800"), MODEL), emulated_identity("m"), 8)
+
+
+@pytest.mark.parametrize("attach_at", range(5))
+def test_every_block_is_pushed_once_in_every_layer_whenever_the_grant_comes(
+    engine: EmulatedEngine, attach_at: int
+) -> None:
+    """Blocks 2..9: 2 and 3 were cached, then three steps make the rest."""
+    sender, stream = Recorder(), PushStream(2, 10, 2, 16, Link(engine))
+    stream.finalise(4, 0.0, 0.0)
+    for step, upto in enumerate((5, 8, 12)):
+        if attach_at == step:
+            stream.attach(sender, float(step))
+        claim = stream.claim(upto)
+        granted = attach_at <= step or (attach_at == 3 and step == 2)
+        assert (claim is not None) == granted
+        for layer in range(2):
+            if claim is not None:
+                claim[0].push(layer, claim[1], claim[2])
+        if attach_at == 3 and step == 1:
+            stream.attach(sender, 1.5)  # the grant comes while a step runs
+        stream.finalise(upto, float(step), step + 1.0)
+    if attach_at == 4:
+        stream.attach(sender, 3.0)
+    assert sorted(sender.covered()) == [(layer, block) for layer in range(2) for block in range(2, 10)]
+    assert stream.claim(12) is None
+
+
+def test_a_link_is_shared_and_hides_under_compute_all_but_the_last_layer(engine: EmulatedEngine) -> None:
+    link, tokens = Link(engine), 1_000_000
+    needed = engine.handoff_s(tokens)
+    assert link.send(tokens, 0.0, 0.5 * needed) == pytest.approx(needed)
+    assert link.send(tokens, 0.0, 0.5 * needed) == pytest.approx(2 * needed), "one after the other"
+    late = 100 * needed
+    assert link.send(tokens, late - 2 * needed, late) == pytest.approx(late + needed / MODEL.num_layers)
+
+
+def test_a_real_link_is_not_waited_for() -> None:
+    engine = EmulatedEngine(latency_profile(preset("H800"), MODEL), emulated_identity("m"), 8, speed=float("inf"))
+    assert Link(engine).send(1_000_000, 0.0, 7.0) == 7.0

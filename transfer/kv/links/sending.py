@@ -1,0 +1,164 @@
+"""The sending side of a stream: slabs named by SendStream become frames over an arena's memory, without a copy.
+
+A Push is what a role holds (KvSender); a Serving answers a fetch. Which bytes leave when is the link's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from transfer.errors import KvError, KvTransferFailed, ProtocolError
+from transfer.kv.arena import KvArena
+from transfer.kv.frames import Slab, encode_frame
+from transfer.kv.links.memory import checksum, halves, pieces
+from transfer.kv.port import KvTrailer, SendStats
+from transfer.kv.stream import SendStream
+
+
+@dataclass(frozen=True, slots=True)
+class OutFrame:
+    """One frame to write: header bytes, then views of arena memory. kv_bytes: what it moves, here or when mapped."""
+
+    stream: int
+    parts: list[memoryview]
+    kv_bytes: int = 0
+
+
+class SendingHost(Protocol):
+    """What a Sending needs of its session."""
+
+    def make_ready(self, sending: Sending) -> None:
+        """It may have a frame to send."""
+
+    def give_up(self, sending: Sending, error: KvError) -> None:
+        """Fail it here, tell the peer, and read its memory no more once this returns."""
+
+    def push_soon(self, push: Push, layer: int, first_block: int, count: int) -> None:
+        """Thread-safe: queue on the event loop."""
+
+    def take_pushes(self) -> None:
+        """Queue what `push_soon` was told so far, now."""
+
+
+class Sending:
+    """A SendStream and the arena it reads. Subclasses say what its grant and its end mean."""
+
+    def __init__(self, machine: SendStream, arena: KvArena) -> None:
+        self.machine, self.arena = machine, arena
+        self.ready = False
+        """Whether the session has it in its round-robin."""
+
+    def next_frame(self, now: float) -> OutFrame | None:
+        """The next slab or the commit; None when there is nothing, or no credit."""
+        machine = self.machine
+        slab = machine.next_slab(now)
+        if slab is not None:
+            return self._slab_frame(*slab)
+        commit = machine.next_commit(now)
+        return None if commit is None else OutFrame(machine.stream, [memoryview(encode_frame(commit))])
+
+    def granted(self) -> None:
+        """The receiver said yes."""
+
+    def ended(self) -> None:
+        """Acknowledged or failed; called once."""
+
+    def _slab_frame(self, layer: int, first: int, count: int) -> OutFrame:
+        machine, arena = self.machine, self.arena
+        runs = machine.table.runs(first, count)
+        blocks = machine.table.blocks[first : first + count]
+        arena.prepare_read(layer, blocks)
+        generations = b""
+        if machine.mapped:  # read before the bytes: whoever changes them later bumps it, and the reader notices
+            if arena.handle is None:
+                raise ProtocolError("the receiver wants to map an arena that is private")
+            generations = struct.pack(f"<{count}Q", *map(arena.generation, blocks))
+        parts = pieces(halves(arena, layer), runs, machine.layout.slab_bytes)
+        slab = Slab(
+            stream=machine.stream, layer=layer, first=first, count=count,
+            checksum=checksum(parts) if machine.checksums else None,
+            runs=tuple(runs) if machine.mapped else (), generations=generations,
+        )  # fmt: skip
+        num_bytes = 2 * count * machine.layout.slab_bytes
+        if machine.mapped:
+            return OutFrame(machine.stream, [memoryview(encode_frame(slab))], num_bytes)
+        return OutFrame(machine.stream, [memoryview(encode_frame(slab, num_bytes)), *parts], num_bytes)
+
+
+class Push(Sending):
+    """KvSender over a session: `push` from any thread, the rest on the event loop."""
+
+    def __init__(self, machine: SendStream, arena: KvArena, host: SendingHost) -> None:
+        super().__init__(machine, arena)
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._opened_s = self._loop.time()
+        self._granted: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    def push(self, layer: int, first_block: int, count: int) -> None:
+        self.machine.check_range(layer, first_block, count)
+        self._host.push_soon(self, layer, first_block, count)
+
+    async def wait_granted(self) -> None:
+        """Raises the KvError the offer ended with."""
+        await self._granted
+        self._raise_failure()
+
+    async def commit(self, trailer: KvTrailer, timeout_s: float) -> SendStats:
+        self._host.take_pushes()
+        self._raise_failure()
+        started_s = self._loop.time()
+        why = "the commit was cancelled"
+        try:
+            self.machine.commit(trailer)
+            self._host.make_ready(self)
+            async with asyncio.timeout(timeout_s):
+                await self._ended
+        except TimeoutError:
+            why = f"the receiver did not acknowledge within {timeout_s:g} s"
+            raise KvTransferFailed(why) from None
+        except KvTransferFailed as error:
+            why = str(error)
+            raise
+        finally:
+            self.abort(why)
+        self._raise_failure()
+        now = self._loop.time()
+        return SendStats(
+            num_bytes=self.machine.sent_bytes, transfer_s=now - self._opened_s, exposed_s=now - started_s
+        )  # fmt: skip
+
+    def abort(self, reason: str) -> None:
+        self._host.give_up(self, KvTransferFailed(reason))
+
+    def granted(self) -> None:
+        if not self._granted.done():
+            self._granted.set_result(None)
+
+    def ended(self) -> None:
+        for future in (self._granted, self._ended):
+            if not future.done():
+                future.set_result(None)
+
+    def _raise_failure(self) -> None:
+        if self.machine.failure is not None:
+            raise self.machine.failure
+
+
+class Serving(Sending):
+    """Answers a fetch: everything is pushed at once, `on_end` is told when the blocks may be unpinned."""
+
+    def __init__(self, machine: SendStream, arena: KvArena, on_end: Callable[[], None]) -> None:
+        super().__init__(machine, arena)
+        self._on_end = on_end
+        for layer in range(machine.layout.num_layers):
+            machine.push(layer, 0, len(machine.table))
+        machine.commit(None)
+
+    def ended(self) -> None:
+        self._on_end()
