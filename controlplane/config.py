@@ -18,6 +18,7 @@ from transfer.terms import Slo, Struct
 PREFIX = "PHASEPLANE_"
 FOREIGN_SECTIONS = (
     "up", "node", "console", "tui", "client", "status", "rebalance", "undo", "pull", "chat", "bench", "doctor", "why",
+    "keys",
 )  # fmt: skip
 """Sections of the same file that other programs read."""
 ALIASES = {
@@ -47,7 +48,7 @@ class Server(Struct, frozen=True):
     wire_port: int = 8001
     api_keys: dict[str, str] = {}
     curve_key_file: str | None = None
-    """Key pair of the node port (`phaseplane` writes it); required when wire_host is not loopback."""
+    """Key pair of the node port (`phaseplane keys` makes it); required when wire_host is not loopback."""
     curve_allowed: tuple[str, ...] | None = None
     """Public keys of the nodes let in; None lets in whoever knows the control plane's public key."""
     ready_file: str | None = None

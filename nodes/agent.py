@@ -15,16 +15,19 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from nodes.instance import InstanceActor, InstanceSpec, RolePort
 from nodes.making import engine_maker
 from nodes.options import AgentOptions, InstanceName, parse_options
 from transfer.actors.supervision import Supervisor
 from transfer.errors import InvalidValue
+from transfer.keys import load_data_key
 from transfer.kv.arena import KvArena, remove_stale_arenas
 from transfer.kv.links.shm import local_host_id
 from transfer.kv.links.tcp import TcpKvPort
 from transfer.terms import InstanceId, Role
+from transfer.wire.curve import CurveKeys, check_bind, load_keys
 from transfer.wire.endpoint import Endpoint, OnBad, OnMessage, OnPeer
 from transfer.wire.zmq import DealerEndpoint
 
@@ -48,6 +51,7 @@ class NodeAgent:
         self._status = 0
         self._stop = asyncio.Event()
         self._supervisor = Supervisor("agent", self._escalated)
+        self._curve, self._data_key = _keys(options)
         self._specs = [self._spec(name) for name in options.instances]
 
     def stop(self, reason: str, status: int = 0) -> None:
@@ -108,11 +112,14 @@ class NodeAgent:
 
         def make_port(instance_id: InstanceId, epoch: int, arena: KvArena) -> RolePort:
             return TcpKvPort(
-                instance_id=instance_id, epoch=epoch, arena=arena, host=options.data_host, host_id=self._host_id
-            )
+                instance_id=instance_id, epoch=epoch, arena=arena, host=options.data_host, host_id=self._host_id,
+                advertise=options.data_advertise, auth_key=self._data_key,
+            )  # fmt: skip
 
         def make_endpoint(instance_id: InstanceId, on_message: OnMessage, on_peer: OnPeer, on_bad: OnBad) -> Endpoint:
-            return DealerEndpoint(options.control, instance_id, on_message=on_message, on_peer=on_peer, on_bad=on_bad)
+            return DealerEndpoint(
+                options.control, instance_id, on_message=on_message, on_peer=on_peer, on_bad=on_bad, curve=self._curve
+            )
 
         return InstanceSpec(
             instance_id=name.instance_id, role=name.role, host_id=self._host_id,
@@ -146,6 +153,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"phaseplane node: {error}", file=sys.stderr)
         return MISCONFIGURED
     return 0
+
+
+def _keys(options: AgentOptions) -> tuple[CurveKeys | None, bytes | None]:
+    """What proves this node to the control plane and to its peers. Raises ConfigError."""
+    curve = data_key = None
+    if options.curve_key_file is not None:
+        curve = load_keys(Path(options.curve_key_file), server_public=options.control_public_key)
+    check_bind(options.control, curve)
+    if options.data_key_file is not None:
+        data_key = load_data_key(Path(options.data_key_file))
+    return curve, data_key
 
 
 def _freeze() -> None:

@@ -353,6 +353,7 @@ class InstanceActor(Actor):
     def _take_role(self, wanted: Role, old: InstanceRole) -> None:
         if self._port is None or not isinstance(old, BatchRole):
             raise TypeError(f"{self.spec.instance_id} has no engine role to replace")
+        old.shell.role_changed()
         self.role = ENGINE_ROLES[wanted](old.shell)
         self._port.delegate = self.role
 

@@ -32,6 +32,8 @@ class AgentOptions:
     kv_gib and num_blocks: KV memory of each instance; num_blocks wins; by default what the hardware leaves.
     speed: emulated time is divided by it; inf takes no time. mfu, mbu, alpha_s, beta_s: the latency curve of an
     emulated engine, where it is to differ from the preset. parent_pid: end when that process does.
+    data_key_file, curve_key_file, control_public_key: needed beyond loopback, see transfer/keys.py; data_advertise: the
+    host that peers are told, where it is not data_host.
     """
 
     control: str
@@ -49,6 +51,10 @@ class AgentOptions:
     max_running: int = 256
     prefix_cache: bool = True
     data_host: str = "127.0.0.1"
+    data_advertise: str | None = None
+    data_key_file: str | None = None
+    curve_key_file: str | None = None
+    control_public_key: str | None = None
     threads: int | None = None
     speed: float = 1.0
     jitter: float = 0.0
@@ -89,6 +95,8 @@ def _checked(options: AgentOptions) -> AgentOptions:
         raise ConfigError(
             f"a native agent hosts one instance, got {len(names)}; start one agent for each, or use --engine emulated"
         )
+    if (options.curve_key_file is None) != (options.control_public_key is None):
+        raise ConfigError("--curve-key-file and --control-public-key go together; give both or neither")
     return options
 
 
@@ -120,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-running", help="most requests an instance runs at once, default 256")
     add("--prefix-cache", help="yes or no, default yes")
     add("--data-host", help="address KV is received on, default 127.0.0.1")
+    add("--data-advertise", help="host that peers reach it by, where it is not --data-host")
+    add("--data-key-file", help="secret of KV connections; needed beyond loopback")
+    add("--curve-key-file", help="this node's CURVE keys; needed beyond loopback")
+    add("--control-public-key", help="the control plane's CURVE public key")
     add("--threads", help="threads of the native engine")
     add("--speed", help="emulated time is divided by this; inf takes no time")
     add("--jitter", help="spread of emulated step times, 0 to below 1")
@@ -186,6 +198,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "dtype": _choice("auto", "float32", "bfloat16", "float16"), "device": _choice("auto", "cpu", "cuda"),
     "hardware": _text, "tp": _COUNT, "kv_gib": _POSITIVE, "num_blocks": _COUNT, "block_size": _COUNT,
     "token_budget": _COUNT, "max_running": _COUNT, "prefix_cache": _yes_no, "data_host": _text, "threads": _COUNT,
+    "data_advertise": _text, "data_key_file": _text, "curve_key_file": _text, "control_public_key": _text,
     "speed": _POSITIVE, "jitter": _number(float, above=-1e-9, what="a number from 0 to below 1"),
     "seed": _number(int, above=-1, what="a whole number from 0"), "mfu": _POSITIVE, "mbu": _POSITIVE,
     "alpha_s": _number(float, above=-1e-9, what="a number from 0"),

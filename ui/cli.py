@@ -1,6 +1,6 @@
 """The command `phaseplane`: reads options, calls the module that works, and turns every failure into a sentence.
 
-No decision is taken here. Only `up` and `pull` start other programs.
+No decision is taken here. Only `up`, `pull` and `keys` start other programs.
 """
 
 from __future__ import annotations
@@ -65,6 +65,15 @@ def pull(
     command += [] if cache is None else ["--cache", str(cache)]
     command += [] if wheel is None else ["--wheel", str(wheel)]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def keys(
+    directory: Annotated[Path, typer.Argument(help="Where to write them.")],
+    config: Config = None,
+) -> None:
+    """Make the key files that a fleet across several machines needs, and say what to set where."""
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "transfer.keys", str(directory)], check=False).returncode)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -111,6 +111,10 @@ class BatchShell:
         leg = self._legs.get(request_id)
         return leg if leg is not None and generation in (None, leg.generation) else None
 
+    def role_changed(self) -> None:
+        """What the other phase's steps took says nothing about this one's."""
+        self._steps.step_s = 0.0
+
     def snapshot(self) -> None:
         """Tell the directory everything that is in the prefix cache."""
         self.cache.snapshot(self.core.cached_hashes())

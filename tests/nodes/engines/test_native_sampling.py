@@ -81,41 +81,47 @@ def test_truncation_keeps_exactly_the_right_ids_in_proportion(params: dict[str, 
     assert torch.equal(found == 0, expected == 0) or found[expected == 0].sum() == 0
 
 
-def brute_force_kept(logits: torch.Tensor, params: SamplingParams) -> set[int]:
-    """Straight from the definitions, on the whole vocabulary."""
+def brute_force_interval(logits: torch.Tensor, params: SamplingParams, token: int) -> tuple[float, float] | None:
+    """The random numbers for which `token` is right, straight from the definitions; None when it is cut off."""
     probabilities = torch.softmax(logits.double() / params.temperature, -1).tolist()
-    best = max(probabilities)
-    ranked = sorted(range(len(probabilities)), key=lambda i: (-probabilities[i], i))
-    kept = [i for i in ranked if probabilities[i] >= params.min_p * best]
-    kept = kept[: params.top_k or None]
-    mass, before, chosen = sum(probabilities[i] for i in kept), 0.0, set()
-    for i in kept:
-        if before < params.top_p * mass * (1 + 1e-6):
-            chosen.add(i)
-        before += probabilities[i]
-    return chosen
+    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        kept = list(range(len(probabilities)))
+    else:
+        kept = sorted(range(len(probabilities)), key=lambda i: (-probabilities[i], i))
+        kept = [i for i in kept if probabilities[i] >= params.min_p * max(probabilities)][: params.top_k or None]
+        mass, before, inside = sum(probabilities[i] for i in kept), 0.0, []
+        for i in kept:
+            if before < params.top_p * mass * (1 + 1e-6):
+                inside.append(i)
+            before += probabilities[i]
+        kept = inside
+    if token not in kept:
+        return None
+    total = sum(probabilities[i] for i in kept)
+    begin = sum(probabilities[i] for i in kept[: kept.index(token)]) / total
+    return begin, begin + probabilities[token] / total
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 10_000),
+    logits_seed=st.integers(0, 10_000),
     spread=st.floats(0.01, 6.0),
     top_k=st.sampled_from([0, 0, 1, 40, 255, 256, 300]),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3]),
     min_p=st.sampled_from([0.0, 0.0, 0.001, 0.2]),
 )
-def test_truncation_on_a_large_vocabulary_never_leaves_the_allowed_set(
-    seed: int, spread: float, top_k: int, top_p: float, min_p: float
+def test_a_large_vocabulary_is_drawn_from_by_the_definitions(
+    logits_seed: int, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     """Wider than the short list, so that both ways of ranking are taken."""
-    logits = torch.randn(900, generator=torch.Generator().manual_seed(seed)) * spread
+    logits = torch.randn(900, generator=torch.Generator().manual_seed(logits_seed)) * spread
     options = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    allowed = brute_force_kept(logits, SamplingParams(max_tokens=1, **options))
-    rows = logits.repeat(40, 1)
-    drawn = sample(rows, [sampling(seed=s, **options) for s in range(40)])
-    assert {d.token_id for d in drawn} <= allowed
-    if len(allowed) > 400:
-        assert len({d.token_id for d in drawn}) > 10
+    params = SamplingParams(max_tokens=1, **options)
+    drawn = sample(logits.repeat(12, 1), [sampling(seed=seed, **options) for seed in range(12)])
+    for seed, one in enumerate(drawn):
+        interval = brute_force_interval(logits, params, one.token_id)
+        assert interval is not None, f"token {one.token_id} was cut off"
+        assert interval[0] - 1e-4 <= uniform(seed, 0) <= interval[1] + 1e-4
 
 
 def test_a_draw_depends_on_seed_and_index_but_not_on_the_batch() -> None:

@@ -23,10 +23,10 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 
 
 def vocabulary() -> list[str]:
-    """Specials, the byte alphabet, and two merged tokens."""
+    """Specials, the byte alphabet, and merged tokens, one of digits that must never be used."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "he", "hel"]
+    return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "he", "hel", "12"]
 
 
 def permute(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
@@ -58,7 +58,7 @@ def write_gguf(path: Path, architecture: str = "llama", extra: bool = False) -> 
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["h e", "he l"])
+    writer.add_token_merges(["h e", "he l", "1 2"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

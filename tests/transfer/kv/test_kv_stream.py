@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, deque
 
@@ -105,7 +106,7 @@ def test_runs_are_the_blocks_in_order_and_as_few_as_can_be(blocks: list[int], da
     count = data.draw(st.integers(0, len(blocks) - first))
     runs = table.runs(first, count)
     assert [block + step for block, length in runs for step in range(length)] == blocks[first : first + count]
-    assert all(a[0] + a[1] != b[0] for a, b in zip(runs, runs[1:], strict=False))
+    assert all(a[0] + a[1] != b[0] for a, b in itertools.pairwise(runs))
 
 
 def test_pushes_that_touch_become_one_slab():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transfer.errors import KvCorrupt, KvError, KvTransferFailed, PhaseplaneError
-from transfer.kv.frames import Bye, FrameReader, encode_frame
+from transfer.kv.frames import STAGING_BYTES, Bye, FrameReader, encode_frame, scratch
 from transfer.kv.links.context import PortContext, log
 from transfer.kv.links.session import Session
 
@@ -20,6 +20,7 @@ TURNS = 4
 """Reads or writes of one connection before the loop may serve somebody else."""
 SMALL_READ_BYTES = 64 << 10
 MAX_BUFFERS = 1024
+LINGER_S = 1.0
 
 
 @dataclass(slots=True)
@@ -43,7 +44,8 @@ class TcpConnection:
         self._out: deque[_Writing] = deque()
         self._out_bytes = 0
         self._waking = self._writing = self._closed = False
-        self._inside_write = self._resuming = False
+        self._inside_write = self._inside_read = self._resuming = False
+        self._linger: asyncio.TimerHandle | None = None
         self.session = Session(context, self, opener=opener)
         self._reader = FrameReader(self.session)
         self._loop.add_reader(self._fd, self._readable)
@@ -73,6 +75,11 @@ class TcpConnection:
         self._out = kept
 
     def close(self, error: KvError) -> None:
+        self._end(error)
+        self._hang_up()
+
+    def _end(self, error: KvError) -> None:
+        """No stream goes on, and the peer is told why."""
         if self._closed:
             return
         self._closed = True
@@ -80,8 +87,38 @@ class TcpConnection:
         self._loop.remove_writer(self._fd)
         self._say_goodbye(error)
         self._out.clear()
-        self._sock.close()
         self.session.lost(error)
+
+    def _end_politely(self, error: KvError) -> None:
+        """As close, when the peer is at fault: hear it out for a moment, as a reset would make it miss why."""
+        if self._closed:
+            return
+        self._end(error)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._hang_up()
+            return
+        self._loop.add_reader(self._fd, self._discard)
+        self._linger = self._loop.call_later(LINGER_S, self._hang_up)
+
+    def _discard(self) -> None:
+        try:
+            if self._sock.recvmsg_into(scratch(STAGING_BYTES))[0]:
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass  # it hung up
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._sock.fileno() < 0:
+            return
+        if self._linger is not None:
+            self._linger.cancel()
+            self._loop.remove_reader(self._fd)
+        self._sock.close()
         self._on_closed(self.session)
 
     def _readable(self) -> None:
@@ -89,14 +126,18 @@ class TcpConnection:
             self._protected(self._receive)
 
     def _receive(self) -> None:
-        for _ in range(TURNS):
-            count = self._sock.recvmsg_into(self._reader.buffers())[0]
-            if not count:
-                self.close(KvTransferFailed("the peer closed the connection"))
-                return
-            self._advance(count)
-            if self._closed or self._resuming or count < SMALL_READ_BYTES:
-                return
+        self._inside_read = True
+        try:
+            for _ in range(TURNS):
+                count = self._sock.recvmsg_into(self._reader.buffers())[0]
+                if not count:
+                    self.close(KvTransferFailed("the peer closed the connection"))
+                    return
+                self._advance(count)
+                if self._closed or self._resuming or count < SMALL_READ_BYTES:
+                    return
+        finally:
+            self._inside_read = False
 
     def _advance(self, count: int) -> None:
         self._resuming = self._reader.advance(count)
@@ -105,7 +146,9 @@ class TcpConnection:
 
     def _resume(self) -> None:
         if not self._closed:
+            self._inside_read = True
             self._protected(lambda: self._advance(0))
+            self._inside_read = False
 
     def _writable(self) -> None:
         self._waking = False
@@ -129,7 +172,8 @@ class TcpConnection:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._receive()  # the peer may have said why before it hung up
+            if not self._inside_read:
+                self._receive()  # the peer may have said why before it hung up
             raise
         self._want_writable(True)
 
@@ -143,10 +187,10 @@ class TcpConnection:
             self.close(KvTransferFailed(f"the connection was lost: {error}"))
         except PhaseplaneError as error:
             log.warning("closing a KV connection: %s", error)
-            self.close(error if isinstance(error, KvError) else KvTransferFailed(str(error)))
+            self._end_politely(error if isinstance(error, KvError) else KvTransferFailed(str(error)))
         except Exception as error:  # noqa: BLE001 - supervision boundary: no half-read connection may stay behind
             log.exception("a role failed while it was handed KV; its connection is closed")
-            self.close(KvTransferFailed(f"the role behind the KV port failed: {type(error).__name__}"))
+            self._end_politely(KvTransferFailed(f"the role behind the KV port failed: {type(error).__name__}"))
 
     def _refill(self) -> None:
         gathered = 0  # KV bytes, also of mapped slabs: the receiver should start on the first before we name the last
