@@ -33,6 +33,8 @@ from transfer.terms import SamplingParams
 
 DECODE_PROMPT_TOKENS = 128
 DECODE_TOKENS = 32
+BUSY_SHARE = 0.05
+"""Of all processor time spent: beyond it the figures say little, since a step waits for its slowest thread."""
 GREEDY = SamplingParams(max_tokens=DECODE_TOKENS + 1, temperature=0.0)
 
 
@@ -42,18 +44,22 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(TORCH_DTYPES))
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, default=None, help="also write JSON lines there")
     options = parser.parse_args()
+    before = _cpu_seconds()
     try:
         rows = asyncio.run(_run(options))
     except PhaseplaneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    everyone, ours = (after - then for after, then in zip(_cpu_seconds(), before, strict=True))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     _print(rows, options)
+    if everyone > 0 and 1 - ours / everyone > BUSY_SHARE:
+        print(f"other programs used {1 - ours / everyone:.0%} of the processor time: repeat on a quiet machine")
     return 0
 
 
@@ -201,6 +207,16 @@ class Peer:
             )
         output.tolist()  # waits for a device
         return time.perf_counter() - started
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """(spent by all programs, spent by this one and its ended children). Zeros where the system does not tell."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0, 0.0
+    ticks = [int(value) for value in stat.read_text(encoding="utf-8").splitlines()[0].split()[1:8]]
+    busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and waiting for disks
+    return busy / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
 
 
 def _row(name: str, ours: float, theirs: float, peer_name: str) -> dict[str, Any]:

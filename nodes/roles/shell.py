@@ -232,13 +232,7 @@ class BatchShell:
         if leg is None or leg.aborted is not None:
             return
         leg.emitted(effect)
-        self._steps.items.append(
-            TokenItem(
-                request_id=effect.request_id, generation=effect.generation, index=effect.index,
-                token_ids=effect.token_ids, finish=effect.finish, logprobs=effect.logprobs,
-                cached_tokens=effect.cached_tokens,
-            )
-        )  # fmt: skip
+        self._steps.items.append(_item(effect))
 
     def _gone(self, effect: Gone) -> None:
         leg = self._legs.get(effect.request_id)
@@ -294,3 +288,10 @@ class BatchShell:
             self._failed(error)
         if finally_ is not None:
             finally_()
+
+
+def _item(effect: Emit) -> TokenItem:
+    return TokenItem(
+        request_id=effect.request_id, generation=effect.generation, index=effect.index, token_ids=effect.token_ids,
+        finish=effect.finish, logprobs=effect.logprobs, cached_tokens=effect.cached_tokens,
+    )  # fmt: skip

@@ -126,16 +126,13 @@ async def test_a_role_switch_is_refused_unless_idle_and_verified_after() -> None
         assert "not idle: it holds KV for 1 requests" in report.detail
         await control.text("r", tokens, 30)
 
+        assert fleet.shell("d0").load().step_s == pytest.approx(0.008, rel=0.1)
         order(fleet, "d0", Role.PREFILL, epoch=7)
         assert "restarted" in (await control.expect(RoleReport, instance="d0", count=2)).detail
         order(fleet, "d0", Role.PREFILL)
         report = await control.expect(RoleReport, instance="d0", count=3)
         assert (report.ok, report.role, report.detail) == (True, Role.PREFILL, "")
-        assert (control.beats["d0"].role, control.beats["d0"].load.step_s) == (
-            Role.DECODE,
-            pytest.approx(0.008, rel=0.1),
-        )
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.1)
         assert (control.beats["d0"].role, control.beats["d0"].load.step_s) == (Role.PREFILL, 0.0)
         order(fleet, "d0", Role.PREFILL)
         assert (await control.expect(RoleReport, instance="d0", count=4)).ok

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -292,6 +293,30 @@ async def test_abort_ends_both_sides_and_reads_no_more(via: str):
         assert pair.same([1, 2], [3, 4])
 
 
+async def test_abort_in_the_middle_of_a_frame_sends_the_rest_from_a_copy():
+    async with Pair(48, window_bytes=64 << 20) as pair, proxied(pair) as (proxy, peer):
+        sender = await pair.prefill.open(peer, make_offer(48), list(range(48)), TIMEOUT_S)
+        (session,) = pair.prefill._sessions
+        link = session._wire.link
+        proxy.hold_at = proxy.passed + 1000
+        push_all(sender, 0, 48)
+        await until(lambda: bool(link._out) and link._out[0].begun and link._writing)
+        sender.abort("the client left")
+        assert len(link._out) == 2  # the rest of this frame, and the abort
+        pair.source.buffer[:] = bytes(pair.source.buffer.nbytes)  # somebody else's now
+        proxy.released.set()
+        await until(lambda: len(pair.role.failed) == 1)
+        assert "the client left" in pair.role.failed[0][1]  # not: a checksum did not match
+
+
+async def test_small_frames_do_not_wait_for_acknowledgements():
+    async with Pair(2) as pair:
+        await push(pair, [0], [1])
+        for port in (pair.prefill, pair.decode):
+            (session,) = port._sessions
+            assert session._wire.link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.parametrize("via", VIAS)
 async def test_after_a_revoke_memory_is_untouched(via: str):
     async with Pair(32, via=via, window_bytes=1 << 20) as pair:
@@ -395,7 +420,7 @@ async def test_a_silent_sender_fails_at_the_receiver_in_time():
     async with Pair(8, stall_s=0.4) as pair, proxied(pair) as (proxy, peer):
         sender = await pair.prefill.open(peer, make_offer(8), list(range(8)), TIMEOUT_S)
         proxy.hold_at = proxy.passed
-        sender.push(0, 0, 8)
+        push_all(sender, 0, 8)
         started = asyncio.get_running_loop().time()
         await until(lambda: len(pair.role.failed) == 1)
         assert 0.3 < asyncio.get_running_loop().time() - started < 1.5
