@@ -84,7 +84,7 @@ class KvDelegate(Protocol):
         """KV of this push is arriving (about once a second while it does): its lease may start anew."""
 
     def kv_arrived(self, offer: KvOffer, trailer: KvTrailer) -> None:
-        """Every offered slab was received and its checksum verified. Raises Refused to nack."""
+        """Every offered slab was received and its checksum verified. Raises Refused to nack; no kv_failed then."""
 
     def kv_failed(self, offer: KvOffer, reason: str) -> None:
         """The push ended without a commit; called exactly once, not after revoke."""
@@ -126,7 +126,8 @@ class KvPort(Protocol):
 
     async def fetch(self, peer: KvPeer, fetch: KvFetch, blocks: Sequence[int], timeout_s: float) -> int:
         """Fetch leading blocks into `blocks`; returns how many were received and verified. Never raises for a
-        miss; raises KvTransferFailed when the peer is lost or late, with none of the blocks to be trusted."""
+        miss; raises KvTransferFailed when the peer is lost or late and KvCorrupt when what came does not match its
+        checksum, with none of the blocks to be trusted."""
 
     def revoke(self, request_id: RequestId, generation: int) -> None:
         """Stop writing into blocks granted to this request up to this generation."""

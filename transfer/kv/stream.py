@@ -18,6 +18,8 @@ from transfer.terms import KvLayout
 GENERATION_BYTES = 8
 CREDIT_SHARE = 4
 """The receiver returns credit whenever a window's 1/4 was consumed, and a window holds at least 4 blocks."""
+CREDITS_PER_STALL = 8
+"""On a slow link it returns what was consumed every stall_s / 8, so that slow is not taken for dead."""
 
 SEND_TABLE = {
     ("offered", "grant"): "granted",
@@ -264,7 +266,7 @@ class RecvStream:
         self.window = max(window, CREDIT_SHARE * self._block_bytes)
         self.received_bytes = 0
         self._returned_bytes = 0
-        self._stall_s, self._heard_s = stall_s, now
+        self._stall_s, self._heard_s, self._credited_s = stall_s, now, now
         here = bytes(block < 0 for block in blocks)
         self._here = bytearray(here * layout.num_layers)
         self._missing = [here.count(0)] * layout.num_layers
@@ -310,11 +312,13 @@ class RecvStream:
         self._missing[slab.layer] -= slab.count
         return self._missing[slab.layer] == 0
 
-    def credit(self) -> Credit | None:
-        """The credit to return, when enough was consumed to be worth a frame."""
-        if self.over or self.received_bytes - self._returned_bytes < self.window // CREDIT_SHARE:
+    def credit(self, now: float) -> Credit | None:
+        """The credit to return after a slab, when enough was consumed, or long enough ago, to be worth a frame."""
+        consumed = self.received_bytes - self._returned_bytes
+        long_ago = now - self._credited_s >= self._stall_s / CREDITS_PER_STALL
+        if self.over or not consumed or not (consumed >= self.window // CREDIT_SHARE or long_ago):
             return None
-        self._returned_bytes = self.received_bytes
+        self._returned_bytes, self._credited_s = self.received_bytes, now
         return Credit(stream=self.stream, allowed=self.received_bytes + self.window)
 
     def commit(self) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 import msgspec
@@ -29,8 +30,23 @@ _LOOPBACK_BYTES_PER_S = 5e9
 _EFFICIENCIES = (1e-7, 10.0)
 """Bounds that only absurd measurements meet. Above 1 means that the declared hardware is slower than this one."""
 _DECODE_BATCH = 8
+_DEEP_CONTEXT = 512
 _ALPHA_SHARE = 0.2
 """Part of a one-token step counted as constant cost; the rest is reading the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Measured seconds: a token of one new sequence, one token each of `batch` new ones, the same with `context`
+    tokens of KV each, and a prompt of `num_tokens`."""
+
+    decode_one_s: float
+    batch: int
+    decode_batch_s: float
+    context: int
+    decode_deep_s: float
+    num_tokens: int
+    prompt_s: float
 
 
 def decoder_shape(config: DecoderConfig, itemsize: int) -> ModelShape:
@@ -70,47 +86,51 @@ def measure_machine(dtype: torch.dtype, device: torch.device) -> HardwareProfile
 
 
 def measure_latency(profile: LatencyProfile, run: RunStep, limits: Limits) -> LatencyProfile:
-    """`profile` with coefficients fitted to timed steps of one token, of a batch, and of a prompt.
+    """`profile` with coefficients fitted to timed steps of one token, of a batch (new and deep), and of a prompt.
 
     Writes KV into the first blocks: call it before the arena is in use.
     """
     deadline = time.monotonic() + BUDGET_S
     room = limits.num_blocks * limits.block_size
-    one = _timed(run, _decode(1, limits), deadline, 5)
-    batch_rows = min(_DECODE_BATCH, limits.num_blocks)
-    many = _timed(run, _decode(batch_rows, limits), deadline, 5)
+    one = _timed(run, _decode(1, 0, limits), deadline, 5)
+    many = _timed(run, _decode(_DECODE_BATCH, 0, limits), deadline, 5)
+    context = min(_DEEP_CONTEXT, limits.max_context - 1)
+    deep = _timed(run, _decode(_DECODE_BATCH, context, limits), deadline, 3)
     num_tokens = min(64, room, limits.max_context)
     prompt = _timed(run, _prompt(num_tokens, limits), deadline, 2)
     larger = min(512, room, limits.max_context)
     if larger > num_tokens and time.monotonic() + 2.5 * prompt * larger / num_tokens < deadline:
         num_tokens, prompt = larger, _timed(run, _prompt(larger, limits), deadline, 2)
-    return fit_latency_profile(profile, one, batch_rows, many, num_tokens, prompt)
+    times = StepTimes(
+        decode_one_s=one, batch=_DECODE_BATCH, decode_batch_s=many, context=context, decode_deep_s=deep,
+        num_tokens=num_tokens, prompt_s=prompt,
+    )  # fmt: skip
+    return fit_latency_profile(profile, times)
 
 
-def fit_latency_profile(
-    profile: LatencyProfile, decode_one_s: float, batch: int, decode_batch_s: float, num_tokens: int, prompt_s: float
-) -> LatencyProfile:
+def fit_latency_profile(profile: LatencyProfile, times: StepTimes) -> LatencyProfile:
     """Coefficients under which the model's steps take the measured seconds.
 
-    decode_one_s: one token of one sequence. decode_batch_s: one token each of `batch`, with short contexts.
-    prompt_s: a prompt of `num_tokens`. Attention is taken to be half as efficient as matrix products.
+    Attention of a prompt is taken to be half as efficient as its matrix products.
     """
     hardware, shape = profile.hardware, profile.shape
-    beta = max(0.0, decode_batch_s - decode_one_s) / max(1, batch - 1)
-    alpha = _ALPHA_SHARE * decode_one_s
+    beta = max(0.0, times.decode_batch_s - times.decode_one_s) / max(1, times.batch - 1)
+    alpha = _ALPHA_SHARE * times.decode_one_s
     weights_bytes = shape.linear_params * shape.weight_bytes_per_param
-    mbu = weights_bytes / hardware.memory_bytes_per_s / max(1e-9, decode_one_s - alpha - beta)
-    busy = max(1e-9, prompt_s - alpha - beta)
-    pairs = num_tokens * (num_tokens + 1) // 2
+    mbu = weights_bytes / hardware.memory_bytes_per_s / max(1e-9, times.decode_one_s - alpha - beta)
+    context_bytes = shape.kv_token_bytes * times.batch * times.context
+    mbu_kv = context_bytes / hardware.memory_bytes_per_s / max(1e-9, times.decode_deep_s - times.decode_batch_s)
+    busy = max(1e-9, times.prompt_s - alpha - beta)
+    pairs = times.num_tokens * (times.num_tokens + 1) // 2
     attention_flops = 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
-    linear_flops = 2.0 * shape.linear_params * num_tokens
+    linear_flops = 2.0 * shape.linear_params * times.num_tokens
     mfu = (linear_flops + 2.0 * attention_flops) / hardware.peak_flops / busy
     return msgspec.structs.replace(
         profile,
         mfu=_efficiency(mfu),
         mfu_attention=_efficiency(mfu / 2),
         mbu=_efficiency(mbu),
-        mbu_kv=_efficiency(mbu / 2),
+        mbu_kv=_efficiency(mbu_kv),
         alpha_s=alpha,
         beta_s=beta,
         provenance="measured",
@@ -135,18 +155,22 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _timed(run: RunStep, batch: StepBatch, deadline: float, rounds: int) -> float:
-    """Median seconds of up to `rounds` steps after one that warms up; at least one is timed."""
-    run(batch)
+    """Median seconds of up to `rounds` steps after one that warms up; past the deadline that one must do."""
+    warm_up = run(batch)
+    if time.monotonic() > deadline:
+        return warm_up
     times = [run(batch)]
     while len(times) < rounds and time.monotonic() < deadline:
         times.append(run(batch))
     return median(times)
 
 
-def _decode(batch: int, limits: Limits) -> StepBatch:
+def _decode(batch: int, context: int, limits: Limits) -> StepBatch:
+    """One token of each sequence. They share blocks, which changes nothing of what a step costs."""
     greedy = Sampling(params=SamplingParams(max_tokens=1, temperature=0.0), history=(), num_output=0)
+    blocks = list(range(context // limits.block_size + 1))
     chunks = [
-        Chunk(request_id=str(row), tokens=[0], start=0, block_table=[row % limits.num_blocks], sampling=greedy)
+        Chunk(request_id=str(row), tokens=[0], start=context, block_table=blocks, sampling=greedy)
         for row in range(batch)
     ]
     return StepBatch(chunks=chunks)

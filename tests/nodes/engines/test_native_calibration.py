@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes.engines.native.calibration import fit_latency_profile
+from nodes.engines.native.calibration import StepTimes, fit_latency_profile
 from transfer.profile import HardwareProfile, LatencyProfile, ModelShape
 
 HARDWARE = HardwareProfile(
@@ -21,21 +21,34 @@ SHAPE = ModelShape(
 )
 
 
+def times(**changes: float) -> StepTimes:
+    measured = {
+        "decode_one_s": 0.0115,
+        "batch": 8,
+        "decode_batch_s": 0.0165,
+        "context": 512,
+        "decode_deep_s": 0.029,
+        "num_tokens": 512,
+        "prompt_s": 0.19,
+    }
+    return StepTimes(**(measured | changes))  # type: ignore[arg-type]
+
+
 def test_the_fit_reproduces_its_measurements() -> None:
-    profile = LatencyProfile(hardware=HARDWARE, shape=SHAPE)
-    fitted = fit_latency_profile(profile, 0.0115, 8, 0.0165, 512, 0.19)
+    fitted = fit_latency_profile(LatencyProfile(hardware=HARDWARE, shape=SHAPE), times())
     assert fitted.provenance == "measured"
     assert fitted.decode_step_s(1, 1) == pytest.approx(0.0115, rel=0.05)
     assert fitted.decode_step_s(8, 8) == pytest.approx(0.0165, rel=0.05)
+    assert fitted.decode_step_s(8, 8 * 512) == pytest.approx(0.029, rel=0.05)
     assert fitted.prefill_s(512) == pytest.approx(0.19, rel=0.05)
 
 
 def test_absurd_measurements_stay_within_bounds() -> None:
     profile = LatencyProfile(hardware=HARDWARE, shape=SHAPE)
-    fitted = fit_latency_profile(profile, 1e-9, 1, 1e-9, 1, 1e-9)
-    assert 0 < fitted.mfu <= 10
-    assert 0 < fitted.mbu <= 10
-    slow = fit_latency_profile(profile, 1e4, 8, 1.0, 64, 1e5)
-    assert slow.mfu > 0
-    assert slow.mbu > 0
-    assert slow.beta_s == 0.0
+    instant = times(decode_one_s=1e-9, decode_batch_s=1e-9, decode_deep_s=1e-9, prompt_s=1e-9)
+    endless = times(decode_one_s=1e4, decode_batch_s=1.0, decode_deep_s=0.5, prompt_s=1e9)
+    for measured in (instant, endless):
+        fitted = fit_latency_profile(profile, measured)
+        for value in (fitted.mfu, fitted.mfu_attention, fitted.mbu, fitted.mbu_kv):
+            assert 1e-7 <= value <= 10
+        assert fitted.beta_s == 0.0

@@ -19,6 +19,8 @@ LAYOUT = KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dty
 TINY = KvLayout(num_layers=3, num_kv_heads=1, head_dim=4, block_size=4, dtype="uint8", rope="none")
 FINGERPRINT = bytes(range(32))
 TIMEOUT_S = 10.0
+TRAILER = KvTrailer(num_tokens=100)
+VIAS = ("tcp", "shm")
 
 
 class RecordingRole:
@@ -223,3 +225,11 @@ async def proxied(pair: Pair) -> AsyncIterator[tuple[Proxy, KvPeer]]:
     """A proxy before the pair's receiver, and the peer that goes through it."""
     async with Proxy(pair.decode.endpoint) as proxy:
         yield proxy, peer_of(pair.decode, proxy.endpoint)
+
+
+async def push(pair: Pair, source: list[int], target: list[int], **changes: Any) -> Any:
+    """One whole push; its stats."""
+    pair.role.granted = list(target)
+    sender = await pair.prefill.open(pair.peer, make_offer(len(source), **changes), source, TIMEOUT_S)
+    push_all(sender, changes.get("first_block", 0), len(source), pair.layout)
+    return await sender.commit(TRAILER, TIMEOUT_S)

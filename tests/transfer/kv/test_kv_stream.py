@@ -78,7 +78,7 @@ def test_credit_is_never_exceeded_and_everything_arrives_once(blocks, skipped, w
                 slab = to_receiver.popleft()
                 assert take(receiver, slab)
                 consumed += slab.count * BLOCK
-                if credit := receiver.credit():
+                if credit := receiver.credit(0.0):
                     to_sender.append(credit)
             case "send":
                 slab = sender.next_slab(0.0)
@@ -271,7 +271,7 @@ def test_after_the_end_nothing_is_written():
         receiver.end(event)
         receiver.end(event)
         assert not receiver.expect(as_slab(0, 0, 1), BLOCK, 0.0)
-        assert receiver.credit() is None
+        assert receiver.credit(0.0) is None
 
 
 def test_a_silent_receiver_is_noticed_only_when_it_owes_something():
@@ -302,6 +302,17 @@ def test_a_starved_sender_that_lives_still_sees_the_receiver_stall():
     sender.next_slab(0.0)
     sentences = [sender.alive_due(at / 4) and sender.stalled(at / 4) for at in range(1, 10)]
     assert any(sentences)
+
+
+def test_credit_comes_in_quarters_of_the_window_or_when_it_is_time():
+    receiver = receiving(list(range(16)), window=16, stall_s=8.0)
+    credits = []
+    for index, now in enumerate((0.0, 0.1, 0.2, 0.3, 0.4, 1.2, 1.4, 9.0)):
+        take(receiver, as_slab(0, index, 1), now)
+        credit = receiver.credit(now)
+        credits.append(credit and credit.allowed // BLOCK)
+    assert credits == [None, None, None, 20, None, None, 23, 24]
+    assert receiver.credit(99.0) is None
 
 
 def test_a_silent_sender_is_noticed():

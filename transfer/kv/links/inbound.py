@@ -160,12 +160,14 @@ class Inbound:
                 self._commit(receiving, frame)
 
     def _land(self, receiving: Receiving, take: Callable[[Slab, float], None], slab: Slab) -> None:
+        now = self._loop.time()
+        receiving.machine.heard(now)
         try:
-            take(slab, self._loop.time())
+            take(slab, now)
         except KvCorrupt as error:
             self._fail(slab.stream, error, tell=True)
             return
-        credit = receiving.machine.credit()
+        credit = receiving.machine.credit(now)
         if credit is not None:
             self._wire.send(credit)
             self._wire.link.flush()  # the sender may be waiting for it while we take the next slab
