@@ -94,6 +94,7 @@ def test_migration_changes_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
         assert sum(record["num_migrations"] for record in records) > 0, "nothing migrated"
 
 
+@pytest.mark.slow
 def test_mixed_instance_is_the_same_model(tmp_path: Path, smollm2_dir: Path) -> None:
     """The colocated baseline: prompts and decodes share one instance's steps."""
     prompts = [prompt for prompt in PROMPTS if len(prompt["prompt"]) <= 700]
@@ -102,6 +103,7 @@ def test_mixed_instance_is_the_same_model(tmp_path: Path, smollm2_dir: Path) -> 
         fleet.at_rest()
 
 
+@pytest.mark.slow
 def test_decode_killed_under_load_loses_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
     prompts = [prompt for prompt in PROMPTS if len(prompt["prompt"]) <= 700]
     with running(tmp_path / "s", "--prefill", "1", "--decode", "2", "--pool", "1", *F32) as fleet:
