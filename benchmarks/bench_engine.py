@@ -1,6 +1,7 @@
 """Native engine against transformers: prefill and decode tokens per second, side by side in one run.
 
-Both run the same weights in the same dtype with as many threads, in alternating rounds; medians are shown.
+Both run the same weights in the same dtype with as many threads and the same OpenMP settings, in alternating
+rounds; medians are shown.
 Each has a process of its own and waits while the other works: two OpenMP pools in one process slow each other.
 Decode leaves the prompt's time out. `python benchmarks/bench_engine.py [--json PATH] [--device cpu|cuda]`
 """
@@ -20,7 +21,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -175,8 +175,10 @@ class Peer:
     """transformers' generate, greedy."""
 
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        import torch
         import transformers
 
+        self._torch = torch
         torch.set_num_threads(options.threads)
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
@@ -194,13 +196,13 @@ class Peer:
 
     def _seconds(self, prompts: list[list[int]], num_tokens: int) -> float:
         """Of one generate call that yields exactly num_tokens for each prompt."""
-        ids = torch.tensor(prompts, device=self._device)
-        generate: Callable[..., torch.Tensor] = self._model.generate
+        ids = self._torch.tensor(prompts, device=self._device)
+        generate: Callable[..., Any] = self._model.generate
         started = time.perf_counter()
-        with torch.inference_mode():
+        with self._torch.inference_mode():
             output = generate(
                 input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                attention_mask=self._torch.ones_like(ids),
                 max_new_tokens=num_tokens,
                 min_new_tokens=num_tokens,
                 do_sample=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controlplane.core.instance import Instance, InstanceState
+from controlplane.core.vetting import implausible
 from transfer.terms import InstanceId, KvLayout, ModelIdentity, Role, kv_fingerprint
 from transfer.wire.messages import PROTOCOL_VERSION, Heartbeat, Hello, PoolMap
 
@@ -61,6 +62,8 @@ class Fleet:
         if hello.protocol != PROTOCOL_VERSION:
             return (f"{hello.instance_id} speaks protocol {hello.protocol}, this control plane {PROTOCOL_VERSION}; "
                     "run the same release on both")  # fmt: skip
+        if wrong := implausible(hello):
+            return wrong
         if hello.role is Role.KV_POOL:
             return self._pool_refusal(hello)
         if hello.model is None or hello.layout is None or hello.latency is None:
@@ -143,8 +146,8 @@ class Fleet:
         self.changed()
 
     def take_role(self, instance: Instance, role: Role) -> None:
-        """What the node says it is now."""
-        if instance.role is not role:
+        """What the node says it is now. A pool has no engine and an engine is no pool, whatever it says."""
+        if instance.role is not role and Role.KV_POOL not in (instance.role, role):
             instance.role = role
             self.changed()
 

@@ -111,14 +111,15 @@ class Handoff:
         aborted, started = leg.closing, leg.started
         desk.ledger.close(leg)
         desk.stirred = True
-        desk.count("transfer_bytes", message.transfer_bytes)
-        desk.count("fetched_tokens", message.fetched_tokens)
-        desk.count("computed_tokens", message.computed_tokens)
+        desk.count("transfer_bytes", max(0, message.transfer_bytes))
+        desk.count("fetched_tokens", max(0, message.fetched_tokens))
+        desk.count("computed_tokens", max(0, message.computed_tokens))
         request = find(desk, message.request_id, message.generation)
         if request is None or aborted or request.state not in (RequestState.PREFILLING, RequestState.DECODING):
             return
         if request.cached_tokens is None:
-            request.cached_tokens = message.cached_tokens + message.fetched_tokens
+            found = message.cached_tokens + message.fetched_tokens
+            request.cached_tokens = min(found, request.num_prompt - 1)  # of a resumed one it may be output, too
         if request.first_token_s is None or request.num_resumes == 0:
             self._clock_prefill(request, message, started)
 

@@ -8,6 +8,7 @@ from controlplane.core.desk import Desk
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.recovery import Recovery, lost_reason
+from controlplane.core.vetting import in_range
 from transfer.terms import InstanceId, Role
 from transfer.wire.messages import (
     CacheEvents,
@@ -62,7 +63,7 @@ class Membership:
 
     def heartbeat(self, sender: InstanceId, beat: Heartbeat) -> Instance | None:
         """Take the beat of a live instance. One that was given up and speaks again in the same life rejoins."""
-        desk = self._desk
+        desk, beat = self._desk, in_range(beat)
         instance = desk.fleet.instances.get(sender)
         if instance is None or instance.epoch != beat.epoch:
             return None

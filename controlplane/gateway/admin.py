@@ -107,7 +107,7 @@ async def _apply(request: web.Request, *, undo: bool) -> web.StreamResponse:
 
 def _limit(request: web.Request) -> int:
     text = request.query.get("limit", "100")
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_ROWS):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= MAX_ROWS):
         raise invalid(f"limit must be a whole number from 1 to {MAX_ROWS}, got {text[:20]!r}", "limit")
     return int(text)
 

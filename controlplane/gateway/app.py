@@ -77,6 +77,8 @@ def _shielded(gateway: Gateway, handler: Handler, *, guarded: bool) -> Handler:
             return ApiError(413, f"the body is over the limit of {max_body} bytes; send less").response()
         except web.HTTPException as error:
             return ApiError(error.status, error.reason).response()
+        except web.RequestPayloadError:
+            return ApiError(400, "the body is not in the encoding its headers name; send it as it is").response()
         except ConnectionError:
             raise  # the client left
         except Exception as error:  # noqa: BLE001 (the boundary to clients: logged without its text, answered as 500)

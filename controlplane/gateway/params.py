@@ -18,6 +18,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: far smaller ones make them infinite, which an engine must take for its own failure."""
+MAX_SHOWN_CHARS = 40
 _SEED_MASK = (1 << 63) - 1
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 
@@ -141,14 +144,19 @@ def _sampling(body: Generation, vocab_size: int) -> SamplingParams:
         top_p=_number(body, "top_p", 1.0, 0.0, 1.0, above=True),
         top_k=_top_k(body.top_k, vocab_size),
         min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
-        min_tokens=int(_number(body, "min_tokens", 0, 0, math.inf)),
+        min_tokens=_min_tokens(body.min_tokens),
         stop_token_ids=stop_ids,
         ignore_eos=bool(body.ignore_eos),
         logprobs=_logprobs(body),
         presence_penalty=_number(body, "presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=_number(body, "frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_number(body, "repetition_penalty", 1.0, 0.0, 100.0, above=True),
+        repetition_penalty=_number(body, "repetition_penalty", 1.0, MIN_REPETITION_PENALTY, 100.0),
     )
+
+
+def _min_tokens(value: int | None) -> int:
+    _within("min_tokens", value or 0, 0, math.inf)
+    return value or 0
 
 
 def _top_k(value: int | None, vocab_size: int) -> int:
@@ -193,7 +201,8 @@ def _within(name: str, value: float, low: float, high: float, *, above: bool = F
         return
     limit = f"above {low:g}" if above else f"at least {low:g}"
     limit += "" if math.isinf(high) else f" and at most {high:g}"
-    raise invalid(f"{name} must be {limit}, got {value:g}", name)
+    got = f"{value:g}" if isinstance(value, float) else str(value)[:MAX_SHOWN_CHARS]  # an int may be too large for g
+    raise invalid(f"{name} must be {limit}, got {got}", name)
 
 
 def _message(message: ChatMessage, path: str) -> dict[str, Any]:

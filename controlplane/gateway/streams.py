@@ -86,6 +86,10 @@ class Stream:
     def ended(self) -> bool:
         return self.ended_at is not None
 
+    def at_most(self, cached_tokens: int) -> int:
+        """The prompt's last token is always computed, so a resumed prompt's KV is not all of it saved."""
+        return min(cached_tokens, self.num_prompt_tokens - 1)
+
     def take(self) -> list[Piece]:
         """All pieces that are ready, oldest first."""
         pieces, self.pieces = self.pieces, []
@@ -164,9 +168,10 @@ class TokenRouter:
                 self._accept(stream, item)
 
     def on_prefill_done(self, message: PrefillDone) -> None:
-        """Tells the usage's cached tokens."""
-        if stream := self._streams.get(message.request_id):
-            stream.cached_tokens = message.cached_tokens + message.fetched_tokens
+        """Tells the usage's cached tokens: those of the first placement, since a later one finds its own work."""
+        stream = self._streams.get(message.request_id)
+        if stream is not None and stream.cached_tokens is None and message.generation in stream.generations:
+            stream.cached_tokens = stream.at_most(message.cached_tokens + message.fetched_tokens)
 
     def expect(self, effect: Expect) -> None:
         stream = self._streams.get(effect.request_id)
@@ -241,8 +246,8 @@ class TokenRouter:
         logprobs = item.logprobs[skip:] if item.logprobs is not None else None
         piece, used = stream.assembler.feed(token_ids, item.finish, logprobs)
         stream.output_ids.extend(token_ids[:used])
-        if item.cached_tokens is not None:
-            stream.cached_tokens = stream.local_cached_tokens = item.cached_tokens
+        if item.cached_tokens is not None and stream.cached_tokens is None:
+            stream.cached_tokens = stream.local_cached_tokens = stream.at_most(item.cached_tokens)
         if not stream.live:
             self._count(stream, used, self._now())
         if piece is None:

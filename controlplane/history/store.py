@@ -168,7 +168,7 @@ def _answer(db: sqlite3.Connection, read: _Read) -> None:
         return
     try:
         read.answer.set_result(read.work(db))
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
+    except Exception as error:  # noqa: BLE001 (the thread outlives whatever one read asks of it; told to the caller)
         read.answer.set_exception(PhaseplaneError(f"the history cannot be read: {error}"))
 
 

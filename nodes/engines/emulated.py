@@ -215,7 +215,10 @@ def _draw(state: int, banned: Sequence[int]) -> int:
         token = ALPHABET[(index + step) % len(ALPHABET)]
         if token not in banned:
             return token
-    raise EngineFailed("every id the emulated engine can draw is banned; allow a letter or the space")
+    for token in range(END_OF_TEXT):  # a request that bans the whole alphabet must not cost the instance
+        if token not in banned:
+            return token
+    raise EngineFailed("every id the emulated engine can draw is banned; allow one of 0..255")
 
 
 def _logprob(token: int, state: int, num_top: int | None) -> TokenLogprob | None:

@@ -73,7 +73,7 @@ class PoolWriter:
 
     def give_way(self) -> None:
         """Blocks are short: end the store in progress and let its blocks go."""
-        if self._timeout is not None:
+        if self._timeout is not None and not self._timeout.expired():  # it may be giving way already
             self.num_dropped += 1
             self._timeout.reschedule(asyncio.get_running_loop().time())
 

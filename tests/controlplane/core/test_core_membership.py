@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
-from core_kit import LAYOUT, MODEL, Rig, config, hello, sends, sent, those
+from core_kit import LAYOUT, MODEL, Rig, config, hello, profile, sends, sent, those
 
 from controlplane.core.events import NeedTokens, NodeLost, Note
 from controlplane.core.instance import Charge, InstanceState
@@ -15,8 +17,10 @@ from transfer.wire.messages import (
     CacheEvents,
     CacheSnapshotWanted,
     Goodbye,
+    Heartbeat,
     Hello,
     Holding,
+    LoadReport,
     NotWelcome,
     PoolMap,
     Welcome,
@@ -59,6 +63,55 @@ def test_what_cannot_join_is_refused_with_a_sentence(said: Hello, words: str) ->
     assert words in refusal.reason
     assert rig.core.instance("x") is None
     assert rig.core.state(0.0).xpyd == "1P1D"
+
+
+FAST = hello("x", Role.DECODE)
+NO_LINK = msgspec.structs.replace(FAST.hardware, link_bytes_per_s=0.0)
+LATENCY = profile(FAST.hardware)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (msgspec.structs.replace(FAST, hardware=NO_LINK), "link_bytes_per_s 0.0"),
+        (msgspec.structs.replace(FAST, latency=profile(NO_LINK)), "link_bytes_per_s 0.0"),
+        (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, tp=0)), "tp 0"),
+        (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, mbu=math.nan)), "mbu nan"),
+        (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, alpha_s=-9.0)), "a step of one token"),
+        (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, beta_s=math.inf)), "takes inf s"),
+        (msgspec.structs.replace(FAST, token_budget=-1), "token_budget -1"),
+        (hello("x", Role.DECODE, layout=msgspec.structs.replace(LAYOUT, block_size=0)), "block_size 0"),
+        (msgspec.structs.replace(hello("x", Role.KV_POOL), hardware=NO_LINK), "link_bytes_per_s 0.0"),
+    ],
+)
+def test_numbers_that_cannot_be_true_are_refused_not_computed_with(said: Hello, words: str) -> None:
+    rig = Rig()
+    _, refusal = sent(rig.node("x", said), NotWelcome)
+    assert words in refusal.reason
+    assert rig.core.instance("x") is None
+
+
+def test_a_heartbeat_with_impossible_numbers_is_brought_into_range() -> None:
+    rig = Rig()
+    rig.fleet("1P1D")
+    rig.node("d0", Heartbeat(
+        epoch=1, state="ready", holdings=(Holding("r", 1, -5),),
+        load=LoadReport(free_blocks=-9, num_blocks=1 << 62, step_s=math.nan, speed=math.inf, leaked_blocks=-3),
+    ))  # fmt: skip
+    state = rig.core.state(rig.now)
+    view = next(one for one in state.instances if one.id == "d0")
+    assert state.orphaned_kv_blocks == 0
+    assert (view.free_blocks, view.step_s) == (0, 0.0)
+    assert rig.instance("d0").speed == 1.0
+
+
+def test_a_pool_never_becomes_an_engine_nor_an_engine_a_pool() -> None:
+    rig = Rig()
+    rig.fleet("1P1D")
+    rig.join("k0", Role.KV_POOL)
+    rig.beat("k0", role=Role.DECODE)
+    rig.beat("d0", role=Role.KV_POOL)
+    assert (rig.instance("k0").role, rig.instance("d0").role) == (Role.KV_POOL, Role.DECODE)
 
 
 def test_another_model_under_another_name_is_welcome() -> None:

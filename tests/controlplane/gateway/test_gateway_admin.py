@@ -114,7 +114,7 @@ async def test_requests_and_audit() -> None:
         assert (await get(f, "/v1/requests/nope"))[0] == 404
         f.archive.rows.append(AuditRow(at_s=1.0, actor="a", action="apply", subject="plan-1"))
         assert (await get(f, "/v1/audit"))[1]["audit"][0]["subject"] == "plan-1"
-        for wrong in ("limit=0", "limit=1001", "limit=x", "outcome=fine"):
+        for wrong in ("limit=0", "limit=1001", "limit=x", "limit=0000000019999", "outcome=fine"):
             assert (await get(f, f"/v1/requests?{wrong}"))[0] == 400, wrong
 
 

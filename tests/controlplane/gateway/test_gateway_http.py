@@ -202,6 +202,9 @@ BAD = [
     (TEXT | {"stop": ["x"] * 17}, "16 strings", "stop"),
     (TEXT | {"stop_token_ids": [257]}, "outside 0..256", "stop_token_ids"),
     (TEXT | {"logprobs": 21}, "at most 20", "logprobs"),
+    (TEXT | {"logprobs": 10**400}, "at most 20", "logprobs"),
+    (TEXT | {"min_tokens": 10**400}, "is over max_tokens", "min_tokens"),
+    (TEXT | {"repetition_penalty": 1e-40}, "repetition_penalty must be at least 0.01", "repetition_penalty"),
     (TEXT | {"logit_bias": {"5": 1}}, "logit_bias is not supported", "logit_bias"),
     (TEXT | {"echo": True}, "echo is not supported", "echo"),
     (TEXT | {"best_of": 3}, "best_of 3 is not supported", "best_of"),
@@ -244,6 +247,14 @@ async def test_bad_input_is_a_400_that_names_the_parameter_before_any_work(
         if param is not None:
             assert answer["error"]["param"] == param
         assert not f.core.specs
+
+
+async def test_a_body_in_a_broken_encoding_is_a_400() -> None:
+    async with front() as f, f.client.post(
+        "/v1/completions", data=b"no gzip", headers={"Content-Encoding": "gzip"}
+    ) as response:  # fmt: skip
+        assert response.status == 400
+        assert "encoding" in (await response.json())["error"]["message"]
 
 
 async def test_unknown_model_class_path_and_method() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from gateway_fakes import items
 
@@ -34,9 +35,12 @@ class Bench:
     def drop(self) -> None:
         self.num_drops += 1
 
-    def open(self, request_id: str = "r", *, live: bool = True, stops: tuple[str, ...] = ()) -> Stream:
+    def open(
+        self, request_id: str = "r", *, live: bool = True, stops: tuple[str, ...] = (), num_prompt: int = 3
+    ) -> Stream:
+        prompt = pack_tokens(list(range(1, num_prompt + 1)))
         spec = RequestSpec(
-            request_id=request_id, model="m", tokens=pack_tokens([1, 2, 3]), sampling=SamplingParams(max_tokens=64),
+            request_id=request_id, model="m", tokens=prompt, sampling=SamplingParams(max_tokens=64),
             traffic_class="default", arrived_s=self.now, arrived_at=0.0, timeout_s=30.0,
         )  # fmt: skip
         assembler = Assembler(ByteTokenizer(9).detokenizer(), stops)
@@ -293,7 +297,8 @@ def test_streams_are_bounded(bench: Bench) -> None:
 
 
 def test_cached_tokens_come_from_prefill_or_from_a_local_decode(bench: Bench) -> None:
-    remote, local = bench.open("remote"), bench.open("local")
+    remote, local = bench.open("remote", num_prompt=14), bench.open("local", num_prompt=14)
+    bench.expect(request_id="remote")
     done = PrefillDone(
         request_id="remote", generation=1, computed_tokens=1, cached_tokens=4, fetched_tokens=8, prefill_s=0.0,
         transfer_s=0.0, exposed_s=0.0, transfer_bytes=0,
@@ -304,6 +309,30 @@ def test_cached_tokens_come_from_prefill_or_from_a_local_decode(bench: Bench) ->
     bench.read(local)
     assert (remote.cached_tokens, local.cached_tokens, bench.ended().cached_tokens) == (12, 5, 5)
     bench.router.abandon(remote, "gone")
+
+
+def test_a_resumed_request_keeps_the_cached_tokens_of_its_first_placement(bench: Bench) -> None:
+    """The second instance finds the prompt's KV because the first one computed it: nothing was saved."""
+    stream = bench.open(num_prompt=8)
+    bench.expect()
+    bench.step(*items("r", "ab", finish=None, cached=4))
+    bench.router.need_tokens("r")
+    bench.expect(2)
+    bench.step(*items("r", "c", start=2, generation=2, cached=8))
+    bench.read(stream)
+    assert (stream.cached_tokens, bench.ended().cached_tokens) == (4, 4)
+
+
+def test_the_prompts_last_token_never_counts_as_cached(bench: Bench) -> None:
+    stream = bench.open(num_prompt=8)
+    bench.expect(2)
+    done = PrefillDone(
+        request_id="r", generation=2, computed_tokens=0, cached_tokens=12, fetched_tokens=0, prefill_s=0.0,
+        transfer_s=0.0, exposed_s=0.0, transfer_bytes=0,
+    )  # fmt: skip
+    bench.router.on_prefill_done(msgspec.structs.replace(done, generation=1, cached_tokens=3))  # of a fenced placement
+    bench.router.on_prefill_done(done)
+    assert stream.cached_tokens == 7
 
 
 async def test_wake_ups_are_not_lost() -> None:

@@ -168,3 +168,10 @@ async def test_a_record_of_another_release_is_told_not_raised_through(path: Path
     with pytest.raises(PhaseplaneError, match="cannot be read"):
         await history.requests(1)
     history.close()
+
+
+async def test_a_read_that_cannot_work_fails_alone(history: HistoryStore) -> None:
+    with pytest.raises(PhaseplaneError, match="cannot be read"):
+        await history.requests(1 << 64)
+    history.add(record(1))
+    assert [row.request_id for row in await history.requests(5)] == ["r1"]

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from nodes.engines.emulated import END_OF_TEXT, EmulatedEngine, continuation, emulated_identity
+from nodes.engines.emulated import ALPHABET, END_OF_TEXT, EmulatedEngine, continuation, emulated_identity
 from nodes.engines.engine import Chunk, Sampling, StepBatch
 from nodes.hardware import preset
 from nodes.shapes import latency_profile, shape
@@ -112,6 +112,12 @@ async def test_retrying_a_step_writes_the_same_kv_and_draws_the_same_token() -> 
     before = [bytes(view) for view in engine.arena.views(0, 0, 64)]
     assert await one(engine, PROMPT[-1:], len(PROMPT) - 1, table, draw(PROMPT)) == first
     assert [bytes(view) for view in engine.arena.views(0, 0, 64)] == before
+
+
+async def test_a_request_that_bans_the_whole_alphabet_does_not_cost_the_instance() -> None:
+    alphabet = tuple(ALPHABET)
+    [token] = continuation(PROMPT, 1, alphabet)
+    assert token not in alphabet
 
 
 async def test_banned_ids_are_not_drawn_and_logprobs_are_as_many_as_asked() -> None:

@@ -129,6 +129,25 @@ async def test_write_through_gives_way_when_blocks_are_short() -> None:
 
 
 @virtual
+async def test_work_refused_while_a_store_gives_way_already_costs_nothing_more() -> None:
+    """The second refusal comes after the store's deadline was moved up and before its task has ended."""
+    tokens = prompt(100)
+    async with Fleet("p0", "d0", "k0") as fleet:
+        fleet.kv.bytes_per_s = 500.0
+        control, writer = fleet.control, fleet.shell("p0").writer
+        await control.hand_off("r", tokens, max_tokens=2)
+        await control.text("r", tokens, 2)
+        await control.until(lambda: writer._sender is not None, "a store in progress")
+        writer.give_way()
+        while not writer._timeout.expired():  # noqa: ASYNC110  (a turn of the loop is what is waited for)
+            await asyncio.sleep(0)
+        writer.give_way()
+        await asyncio.sleep(1.0)
+        assert writer._timeout is None
+        assert (writer.num_dropped, writer.num_failed) == (1, 1)
+
+
+@virtual
 async def test_a_write_that_stops_half_way_leaves_nothing_visible() -> None:
     hashes = tuple(block_hashes(prompt(40), BLOCK, ROOT))
     async with Fleet("p0", "k0") as fleet:
