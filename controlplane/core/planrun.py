@@ -17,11 +17,16 @@ from transfer.wire.messages import Heartbeat, RoleOrder, RoleReport
 
 UNANSWERED_BEATS = 5
 """Heartbeats after which a role order without any report is repeated."""
+FIRST_SWITCH_S = 0.1
+"""What an idle switch and its verification take, until some were seen."""
+LEARNING = 0.5
+"""Weight of the latest switch in what the next is predicted to take."""
 
 
 class StepRunner:
     def __init__(self, desk: Desk, migrations: Migrations, membership: Membership) -> None:
         self._desk, self._migrations, self._membership = desk, migrations, membership
+        self.switch_s = FIRST_SWITCH_S
 
     def advance(self, plan_id: str, step: StepRun) -> None:
         """Do what can be done now. The step ends in done, failed or rolled_back."""
@@ -69,6 +74,8 @@ class StepRunner:
             desk.fleet.move(instance, "switched")
             self._membership.new_role(instance)
             step.fire("verified", desk.now)
+            if step.num_orders == 1:
+                self.switch_s += LEARNING * (desk.now - step.ordered_s - self.switch_s)
             step.detail = f"verified on {instance.id}"
             desk.stirred = True
 

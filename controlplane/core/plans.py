@@ -18,9 +18,7 @@ from transfer.errors import InvalidValue
 from transfer.terms import InstanceId, Role
 from transfer.wire.messages import Heartbeat, RoleReport
 
-SWITCH_S = 1.0
-"""What an idle switch and its verification take, besides a heartbeat."""
-MOVE_S = 0.05
+MOVE_S = 0.02
 """What a migration takes besides moving its bytes."""
 
 
@@ -170,7 +168,7 @@ class Plans:
         groups = list(fleet.groups.values())
         group = next((one for one in groups if moved and moved[0] in one.members), groups[0] if groups else None)
         found = predict(desk.config, group, roles, desk.traffic, desk.now)
-        return _with(found, duration_s=sum(_drain_s(one) + SWITCH_S + desk.config.heartbeat_s for one in moved))
+        return _with(found, duration_s=sum(_drain_s(one) + self._runner.switch_s for one in moved))
 
     def _undone_by(self, plan: PlanRun, key: str) -> PlanRun | None:
         """The undo of this plan that was asked for with the same key."""

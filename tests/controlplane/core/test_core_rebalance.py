@@ -13,6 +13,7 @@ from controlplane.core.events import (
     PlanRefused,
 )
 from controlplane.core.instance import InstanceState
+from controlplane.core.planrun import FIRST_SWITCH_S
 from controlplane.core.rebalance import Target, parse_xpyd
 from transfer.api import Plan
 from transfer.errors import InvalidValue
@@ -64,7 +65,24 @@ def test_nothing_is_predicted_without_traffic_and_the_plan_says_so() -> None:
     predicted = plan(rig, "1P2D").predicted
     assert predicted.goodput_per_s is None
     assert "no prediction" in predicted.basis
-    assert predicted.duration_s == pytest.approx(2.0)
+    assert predicted.duration_s == pytest.approx(FIRST_SWITCH_S)
+
+
+def test_the_predicted_duration_learns_from_the_switches_seen() -> None:
+    rig = Rig()
+    rig.fleet("2P1D")
+    made = plan(rig, "1P2D")
+    apply(rig, made.plan_id)
+    rig.wait(1.5)  # the node takes its time to switch
+    finish(rig)
+    done = rig.core.plan(made.plan_id)
+    assert done is not None
+    took = done.measured
+    assert took is not None
+    assert took.duration_s is not None
+    assert took.duration_s >= 1.5
+    again = plan(rig, "2P1D").predicted.duration_s
+    assert again == pytest.approx((FIRST_SWITCH_S + took.duration_s) / 2)
 
 
 @pytest.mark.parametrize(
