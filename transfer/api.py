@@ -8,13 +8,19 @@ GET /v1/audit (AuditRow). Errors are {"error": {"message", "type", "param", "cod
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from transfer.terms import Slo, Struct
 
 PlanStatus = Literal["planned", "applying", "done", "failed", "undone"]
 StepStatus = Literal["pending", "draining", "switching", "verifying", "done", "failed", "rolled_back"]
 Outcome = Literal["ok", "cancelled", "rejected", "timed_out", "error"]
+
+MAX_VERSION = (1 << 63) - 1
+"""What the journal's integers hold."""
+MAX_NAME_CHARS = 256
 
 
 class Goodput(Struct, frozen=True):
@@ -153,9 +159,9 @@ class Plan(Struct, frozen=True):
 class ApplyRequest(Struct, frozen=True):
     """base_version: the fleet version the caller saw; another one is refused with 409."""
 
-    base_version: int
-    idempotency_key: str = ""
-    actor: str = "operator"
+    base_version: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
+    idempotency_key: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = ""
+    actor: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = "operator"
 
 
 class AuditRow(Struct, frozen=True):

@@ -83,8 +83,9 @@ class Fleet:
         return None
 
     def superseded(self, hello: Hello) -> bool:
-        """Whether this is the word of a life that a later one has replaced."""
-        return hello.epoch in self._past.get(hello.instance_id, [])
+        """Whether this is the word of a life that a later one has replaced. Once that is lost the earlier may return:
+        it was only out of hearing, as when a second agent was started under its name by mistake and ended again."""
+        return self.live(hello.instance_id) is not None and hello.epoch in self._past.get(hello.instance_id, [])
 
     def _pool_refusal(self, hello: Hello) -> str | None:
         if hello.num_blocks < 1:
@@ -105,7 +106,7 @@ class Fleet:
         if old is not None and old.epoch != hello.epoch:
             past = self._past.setdefault(hello.instance_id, [])
             past.append(old.epoch)
-            del past[:-MAX_PAST_EPOCHS]
+            self._past[hello.instance_id] = [epoch for epoch in past if epoch != hello.epoch][-MAX_PAST_EPOCHS:]
         instance = Instance(hello, now)
         self.instances[instance.id] = instance
         self._lost_s.pop(instance.id, None)

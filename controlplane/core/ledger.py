@@ -26,7 +26,7 @@ class Leg:
     """One instance's part in one placement. Open until closed; closing: aborted, Released not heard yet.
 
     sent: whether the instance was told at all. held_blocks: what its last heartbeat said it holds for this leg.
-    missing_s: since when its heartbeats have not listed an answered decode leg.
+    missing_s: since when its heartbeats have not listed an answered decode leg or a prefill leg that was sent.
     """
 
     __slots__ = (
@@ -183,15 +183,15 @@ class Ledger:
     def hear(self, instance: Instance, beat: Heartbeat, now: float) -> list[Order]:
         """Compare a heartbeat's holdings with the legs."""
         self._leaked[instance.id] = beat.load.leaked_blocks
-        idle = beat.load.num_waiting == 0
         held = {(one.request_id, one.generation): one.num_blocks for one in beat.holdings}
         for leg in self.legs_at(instance.id):
+            here = (leg.request_id, leg.generation) in held
             leg.held_blocks = held.get((leg.request_id, leg.generation), 0)
-            if leg.held_blocks or not idle or not leg.answered or leg.kind is LegKind.PREFILL:
+            if here or not (leg.sent if leg.kind is LegKind.PREFILL else leg.answered):
                 leg.missing_s = None
             elif leg.missing_s is None:
                 leg.missing_s = now
-            if leg.closing_s is not None and not leg.held_blocks and now - leg.closing_s > self._lease_s:
+            if leg.closing_s is not None and not here and now - leg.closing_s > self._lease_s:
                 self.close(leg)
         return self._hear_strays(instance, beat.holdings, now, self._heartbeat_s)
 

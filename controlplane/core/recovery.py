@@ -24,7 +24,7 @@ from transfer.wire.messages import Prefill
 
 SWEEP_S = 1.0
 MISSING_LEASES = 3
-"""Heartbeats without a running request's blocks for this many leases, nothing waiting there: it is lost."""
+"""Heartbeats that do not list a request for this many leases, though it should run there: it is lost."""
 
 
 class Recovery:
@@ -202,6 +202,10 @@ class Recovery:
         if prefill is None:
             if age_s > lease_s and desk.now - request.sent_s > lease_s:
                 self.replace(request, "its KV did not arrive")
+            return
+        if prefill.missing_s is not None and desk.now - prefill.missing_s > MISSING_LEASES * lease_s:
+            request.avoid[prefill.instance.id] = request.avoid.get(prefill.instance.id, 0) + 1
+            self.replace(request, f"{prefill.instance.id} was given its prompt and knows nothing of it")
             return
         if desk.now - request.sent_s >= lease_s / 3:
             self._repeat_reserve(request, decode)

@@ -39,7 +39,7 @@ def in_range(beat: Heartbeat) -> Heartbeat:
     step_s = load.step_s if 0.0 <= load.step_s <= MAX_S else 0.0
     speed = load.speed if 0.0 < load.speed <= MAX_S else 1.0
     checked = LoadReport(step_s=step_s, speed=speed, **counts)
-    holdings = tuple(one for one in beat.holdings if 0 < one.num_blocks <= MAX_COUNT)
+    holdings = tuple(one for one in beat.holdings if 0 <= one.num_blocks <= MAX_COUNT)
     if checked == load and len(holdings) == len(beat.holdings):
         return beat
     return Heartbeat(epoch=beat.epoch, state=beat.state, load=checked, holdings=holdings, role=beat.role)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from controlplane.core.config import CoreConfig
 from controlplane.core.events import Event, Tick
 from controlplane.core.recorder import FlightRecorder
@@ -27,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class FlightFiles:
-    """record() never blocks. When the disk cannot follow, recording ends: a journal with holes would not replay."""
+    """record() never blocks and never raises. When the disk cannot follow or an event cannot be encoded, recording
+    ends: a journal with holes would not replay."""
 
     def __init__(
         self, directory: Path, config: CoreConfig, control_epoch: int, seed: int, *, file_bytes: int, num_files: int
@@ -59,7 +62,13 @@ class FlightFiles:
         """To be called before the core handles the event, at loop time `now`."""
         if self._ended:
             return
-        self._buffer += self._codec.entry(now, event)
+        try:
+            self._buffer += self._codec.entry(now, event)
+        except (ArithmeticError, ValueError, msgspec.MsgspecError) as error:  # an int beyond 64 bits, a lone surrogate
+            self._hand_over()
+            self._ended = True
+            _log.error("the flight recorder stops: it cannot write a %s (%s)", type(event).__name__, error)
+            return
         if len(self._buffer) >= BUFFER_BYTES or type(event) is Tick:
             self._hand_over()
 

@@ -31,9 +31,8 @@ def load_report(roster: Roster, residency: Residency, pins: list[BlockTable]) ->
 
 
 def holdings(roster: Roster) -> tuple[Holding, ...]:
-    """Every request that holds blocks, those included that were dropped in the running step."""
+    """Every request that is here, also without a block yet or any more, and those dropped in the running step."""
     return tuple(
         Holding(request_id=one.request_id, generation=one.generation, num_blocks=len(one.table.blocks))
         for one in roster.everyone()
-        if one.table.blocks
     )

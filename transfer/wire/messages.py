@@ -33,7 +33,8 @@ class Message(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Holding(Struct, frozen=True, array_like=True):
-    """KV blocks an instance holds for one request: the ledger compares them with what it believes."""
+    """KV blocks an instance holds for one request that is there, 0 while it waits for some: the ledger compares them
+    with what it believes."""
 
     request_id: RequestId
     generation: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from core_kit import GREEDY, Rig, config, only, sends, sent, those
 
-from controlplane.core.events import Fail, Finished, FirstToken, NeedTokens, NodeLost, Note, Resume
+from controlplane.core.events import Effect, Fail, Finished, FirstToken, NeedTokens, NodeLost, Note, Resume
 from controlplane.core.ledger import LegKind
 from controlplane.core.lifecycle import RequestState
 from transfer.wire.messages import (
@@ -97,6 +98,7 @@ def test_a_long_prefill_queue_kills_no_healthy_request() -> None:
     rig.arrive("r1")
     rig.reserved("r1")
     rig.holding["d0"] = (Holding(request_id="r1", generation=1, num_blocks=7),)
+    rig.holding["p0"] = (Holding(request_id="r1", generation=1, num_blocks=0),)
     seen = rig.wait(30.0, ["p0", "d0"])
     assert not those(seen, NeedTokens)
     assert not those(seen, Fail)
@@ -128,9 +130,39 @@ def test_preempted_requests_hold_nothing_and_are_not_lost() -> None:
     rig.fleet("1P1D")
     rig.decoding("r1")
     for _ in range(20):
-        effects = rig.beat("d0", num_waiting=1, after=1.0)
+        effects = rig.beat("d0", num_waiting=1, holdings=(Holding("r1", 1, 0),), after=1.0)
         effects += rig.tick()
         assert not those(effects, NeedTokens)
+
+
+def test_what_waits_on_a_node_does_not_hide_what_it_has_lost() -> None:
+    """The message that ended r1 was dropped, and d0 is busy with others."""
+    rig = Rig(config(lease_s=3.0))
+    rig.fleet("1P1D")
+    rig.decoding("r1")
+    effects: list[Effect] = []
+    for _ in range(12):
+        effects += rig.beat("p0", after=1.0)
+        effects += rig.beat("d0", num_waiting=3)
+        effects += rig.tick()
+    assert those(effects, NeedTokens)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_prompt_that_its_node_does_not_know_is_placed_again(began: bool) -> None:
+    """PrefillFailed was dropped, or the node is deaf: the decode reservation must not be renewed until the timeout."""
+    rig = Rig(config(lease_s=3.0))
+    rig.fleet("1P1D")
+    rig.arrive("r1")
+    rig.reserved("r1")
+    if began:
+        rig.started("r1")
+    effects: list[Effect] = []
+    for _ in range(12):
+        effects += rig.beat("p0", after=1.0)
+        effects += rig.beat("d0", holdings=(Holding("r1", 1, 7),), num_waiting=1)
+        effects += rig.tick()
+    assert those(effects, NeedTokens)
 
 
 def test_a_timeout_ends_it_wherever_it_is() -> None:

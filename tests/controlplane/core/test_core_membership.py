@@ -177,6 +177,22 @@ def test_a_lost_instance_that_beats_again_in_the_same_life_rejoins() -> None:
     assert sends(effects, CacheSnapshotWanted)
 
 
+def test_an_earlier_life_is_ignored_while_a_later_one_lives_and_returns_when_that_is_lost() -> None:
+    """Two agents under one name: when the one that was started by mistake ends, the other serves again at once."""
+    rig = Rig()
+    rig.join("d0", Role.DECODE, epoch=1)
+    rig.join("d0", Role.DECODE, epoch=2)
+    assert not sends(rig.node("d0", hello("d0", Role.DECODE, epoch=1)), Welcome)
+    assert rig.instance("d0").epoch == 2
+    rig.do(NodeLost(instance_id="d0"))
+    sent(rig.node("d0", hello("d0", Role.DECODE, epoch=1)), Welcome)
+    rig.beat("d0")
+    sent(rig.node("d0", hello("d0", Role.DECODE, epoch=1)), Welcome)  # its own word again: not superseded
+    assert (rig.instance("d0").epoch, rig.instance("d0").state) == (1, InstanceState.READY)
+    assert not sends(rig.node("d0", hello("d0", Role.DECODE, epoch=3)), NotWelcome)
+    assert not sends(rig.node("d0", hello("d0", Role.DECODE, epoch=1)), Welcome)
+
+
 def test_beats_and_goodbyes_of_another_life_are_ignored() -> None:
     rig = Rig()
     rig.fleet("1P1D")

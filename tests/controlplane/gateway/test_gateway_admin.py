@@ -83,6 +83,9 @@ async def test_plans() -> None:
         ]  # fmt: skip
         assert all(event.at_s > 1e9 for event in applies)
         f.core.refusal = (409, "the fleet changed since")
+        for wrong in ({"base_version": -1}, {"base_version": 10**30}, {"base_version": 1, "actor": "x" * 257}):
+            for path in ("apply", "undo"):
+                assert (await post(f, f"/v1/plans/plan-1/{path}", wrong))[0] == 400
         status, body = await post(f, "/v1/plans/plan-1/apply", {"base_version": 1})
         assert (status, body["error"]["message"], body["error"]["type"]) == (
             409, "the fleet changed since", "conflict_error",

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from controlplane.core.config import CoreConfig
-from controlplane.core.events import Ended, Event, FirstToken, Tick
+from controlplane.core.events import ApplyWanted, Ended, Event, FirstToken, Tick
 from controlplane.core.recorder import read
 from controlplane.history import recorder
 from controlplane.history.recorder import FlightFiles, chunks
+from transfer.api import ApplyRequest
 from transfer.errors import ConfigError
 
 EVENTS: list[Event] = [Tick(), FirstToken(request_id="r")]
@@ -101,3 +102,16 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot write the flight recorder"):
         files(tmp_path / "file" / "flight")
+
+
+def test_an_event_that_cannot_be_encoded_ends_recording_not_serving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flight = files(tmp_path)
+    flight.record(1.0, Tick())
+    huge = ApplyRequest(base_version=1 << 70)
+    flight.record(2.0, ApplyWanted(ask_id="a", plan_id="p", apply=huge))
+    flight.record(3.0, FirstToken(request_id="\ud800"))
+    flight.close()
+    assert [entry.now for entry in read(chunks(flight.path))[1]] == [1.0]
+    assert "cannot write a ApplyWanted" in caplog.text

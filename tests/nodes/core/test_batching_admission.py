@@ -166,7 +166,7 @@ def test_prefill_work_and_kv_in_flight_are_never_preempted() -> None:
     assert h.core.load(0.0).num_preemptions == 1
     assert h.core.state_of("a", 1) is State.WAITING
     held = {holding.request_id: holding.num_blocks for holding in h.core.holdings()}
-    assert held == {"p": 2, "r": 3, "m": 1}
+    assert held == {"a": 0, "p": 2, "r": 3, "m": 1}
     for event in (Handed(request_id="p", generation=1), Drop(request_id="r", generation=1, reason="test")):
         h.send(event)
     h.run()
