@@ -18,7 +18,10 @@ def _feed(context: typer.Context, path: Path | None) -> Path | None:
     known = [name for param in context.command.params if (name := param.name) not in (None, "help", "config")]
     check_environment(os.environ, command, [*known, "config"])
     if path is not None:
-        context.default_map = defaults_for(path, command, known)
+        repeatable = [
+            param.name for param in context.command.params if param.name and getattr(param, "multiple", False)
+        ]
+        context.default_map = defaults_for(path, command, known, repeatable)
     return path
 
 

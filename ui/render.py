@@ -115,6 +115,8 @@ def show_bench(console: Console, report: BenchReport) -> None:
 def show_request(console: Console, record: RequestRecord) -> None:
     """`phaseplane why`: where the time went and what placement considered."""
     good = {True: "good", False: "missed its objectives", None: "its class has no objectives"}[record.good]
+    if record.outcome == "cancelled":
+        good = "by its client"
     console.print(
         f"request {record.request_id} ({record.model}, class {record.traffic_class}): {record.outcome}, {good}"
     )

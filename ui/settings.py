@@ -39,10 +39,13 @@ def read_tables(path: Path) -> Table:
         raise UsageFault(f"{path} is not TOML ({error}); mend it, or see docs/configuration.md") from None
 
 
-def defaults_for(path: Path, command: str, known: Sequence[str]) -> Table:
-    """Option name -> value for one command. Unknown keys raise UsageFault naming the nearest one."""
+def defaults_for(path: Path, command: str, known: Sequence[str], repeatable: Sequence[str] = ()) -> Table:
+    """Option name -> value for one command; `repeatable` options keep lists, and one value stands for a list of one.
+
+    Unknown keys raise UsageFault naming the nearest one.
+    """
     tables = read_tables(path)
-    own = _table(tables, command, path)
+    own = _table(tables, command, path, repeatable)
     client = _table(tables, CLIENT_TABLE, path)
     for name, table, keys in ((command, own, known), (CLIENT_TABLE, client, CLIENT_KEYS)):
         for key in table:
@@ -65,11 +68,18 @@ def check_environment(environ: Mapping[str, str], command: str, known: Sequence[
             raise UsageFault(f"variable {name} is not known; did you mean {nearest}?")
 
 
-def _table(tables: Table, name: str, path: Path) -> Table:
+def _table(tables: Table, name: str, path: Path, repeatable: Sequence[str] = ()) -> Table:
     table = tables.get(name, {})
     if not isinstance(table, dict):
         raise UsageFault(f"{path} sets {name} to {table!r}, but it is a section; write [{name}]")
-    return {key.replace("-", "_"): _flat(value) for key, value in table.items()}
+    values: Table = {}
+    for key, value in table.items():
+        option = key.replace("-", "_")
+        if option in repeatable:
+            values[option] = value if isinstance(value, list) else [value]
+        else:
+            values[option] = _flat(value)
+    return values
 
 
 def _flat(value: Any) -> Any:

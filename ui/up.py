@@ -158,6 +158,7 @@ class Fleet:
             f"  chat    phaseplane chat{at}\n"
             f"  status  phaseplane status{at}\n"
             f"  logs    {self.logs}\n"
+            f"  nodes   join at tcp://127.0.0.1:{plan.wire_port}\n"
             "Ctrl-C stops everything",
             flush=True,
         )

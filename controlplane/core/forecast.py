@@ -81,8 +81,8 @@ def predict(
     num, span_s = traffic.offered(now, group.model.name)
     shapes = traffic.shapes(now, group.model.name)[-MAX_SHAPES:]
     if num < config.min_traffic or not shapes:
-        return Prediction(basis=f"no prediction: {num} requests arrived in the last {span_s:.0f} s, "
-                                f"{config.min_traffic} are needed")  # fmt: skip
+        lacks = f"{config.min_traffic} are needed" if num < config.min_traffic else "none has finished yet"
+        return Prediction(basis=f"no prediction: {num} requests arrived in the last {span_s:.0f} s, {lacks}")
     found = forecast(group.members, roles, shapes, num / span_s, dict(config.classes))
     if found is None:
         return Prediction(basis="no prediction: a phase has no instance")

@@ -14,6 +14,8 @@ from controlplane.gateway.bodies import ChatBody, ChatMessage, CompletionBody, G
 from controlplane.gateway.errors import ApiError, invalid
 from transfer.terms import SamplingParams, TokenIds
 
+COMPLETION_MAX_TOKENS = 16
+"""What the OpenAI API makes of a plain completion that names no max_tokens; a chat may use the rest of the context."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -40,6 +42,8 @@ class Wanted:
 
     sampling: SamplingParams
     max_tokens: int | None
+    usual_tokens: float
+    """Most tokens of an answer whose length was not asked for."""
     n: int
     stops: tuple[str, ...]
     include_stop: bool
@@ -52,7 +56,7 @@ class Wanted:
     def sampling_for(self, choice: int, num_prompt_tokens: int, max_context: int) -> SamplingParams:
         """Choice 0 has the seed that was asked for; others another one each. Raises ApiError over the context."""
         room = max_context - num_prompt_tokens
-        max_tokens = room if self.max_tokens is None else self.max_tokens
+        max_tokens = int(min(room, self.usual_tokens)) if self.max_tokens is None else self.max_tokens
         if room < 1 or max_tokens > room:
             asked = "at least 1" if self.max_tokens is None else str(self.max_tokens)
             raise invalid(
@@ -84,6 +88,7 @@ def check(body: Generation, vocab_size: int) -> Wanted:
     return Wanted(
         sampling=_sampling(body, vocab_size),
         max_tokens=max_tokens,
+        usual_tokens=COMPLETION_MAX_TOKENS if isinstance(body, CompletionBody) else math.inf,
         n=n,
         stops=_stops(body.stop),
         include_stop=bool(body.include_stop_str_in_output),

@@ -112,17 +112,18 @@ class BatchShell:
         return leg if leg is not None and generation in (None, leg.generation) else None
 
     def role_changed(self) -> None:
-        """What the other phase's steps took says nothing about this one's."""
-        self._steps.step_s = 0.0
+        """The same engine and cache, another phase: measurements start anew."""
+        self._steps.role_changed()
 
     def snapshot(self) -> None:
         """Tell the directory everything that is in the prefix cache."""
         self.cache.snapshot(self.core.cached_hashes())
 
     def load(self) -> LoadReport:
-        report = self.core.load(self._loop.time())
+        now = self._loop.time()
+        report = self.core.load(now)
         values = {name: getattr(report, name) for name in report.__struct_fields__}
-        return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed})
+        return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed(now)})
 
     def admit(self, leg: Leg) -> None:
         """Begin a leg, unless this generation or a newer one is here or has ended here."""

@@ -19,6 +19,8 @@ from transfer.wire.messages import StepOutput, TokenItem
 
 EWMA_WEIGHT = 0.1
 MIN_SPEED = 1e-3
+SPEED_HALF_LIFE_S = 10.0
+"""Of a correction nobody renews: an instance that was slow once must not stay without work for it."""
 
 
 class Stepper:
@@ -32,8 +34,18 @@ class Stepper:
         self._context, self._core, self._find, self._handle = context, core, find, handle
         self._wake = asyncio.Event()
         self.items: list[TokenItem] = []
-        self.step_s, self.speed = 0.0, 1.0
-        """Exponentially weighted: seconds a step, and measured / predicted."""
+        self.step_s = 0.0
+        """Exponentially weighted mean, seconds."""
+        self._speed, self._measured_at = 1.0, 0.0
+
+    def speed(self, now: float) -> float:
+        """Measured / predicted step time, exponentially weighted; it fades to 1.0 while no step is run."""
+        idle_s = max(0.0, now - self._measured_at)
+        return float(1.0 + (self._speed - 1.0) * 0.5 ** (idle_s / SPEED_HALF_LIFE_S))
+
+    def role_changed(self) -> None:
+        """What the other phase's steps took says nothing about this one's."""
+        self.step_s, self._speed = 0.0, 1.0
 
     def wake(self) -> None:
         """Something entered the core: look for a step. An idle instance sleeps."""
@@ -70,7 +82,7 @@ class Stepper:
         now = loop.time()
         for stream, upto in streams:
             stream.finalise(upto, since, now)
-        self._measure(result.duration_s, predicted)
+        self._measure(result.duration_s, predicted, now)
         self._handle(StepDone(sampled=result.sampled, duration_s=result.duration_s))
         if self.items:
             items, self.items = tuple(self.items), []
@@ -81,11 +93,12 @@ class Stepper:
                 )
             )  # fmt: skip
 
-    def _measure(self, measured_s: float, predicted_s: float) -> None:
+    def _measure(self, measured_s: float, predicted_s: float, now: float) -> None:
         weight = EWMA_WEIGHT if self.step_s else 1.0
         self.step_s += weight * (measured_s - self.step_s)
         if predicted_s > 0.0:
-            self.speed = max(MIN_SPEED, self.speed + EWMA_WEIGHT * (measured_s / predicted_s - self.speed))
+            before, self._measured_at = self.speed(now - measured_s), now
+            self._speed = max(MIN_SPEED, before + EWMA_WEIGHT * (measured_s / predicted_s - before))
 
 
 def _on_layer(streams: list[tuple[PushStream, int]]) -> OnLayer | None:

@@ -22,6 +22,15 @@ def bench(run, fleet: Fake, *more: str):
     return ran, json.loads(ran.out)
 
 
+@pytest.mark.parametrize("text", ['["ttft:1,tpot:0.5"]', '"ttft:1,tpot:0.5"'])
+def test_objectives_may_stand_in_the_file(run, fleet: Fake, tmp_path, text: str):
+    config = tmp_path / "phaseplane.toml"
+    config.write_text(f"[bench]\nslo = {text}\n")
+    ran, report = bench(run, fleet, "--rate", "inf", "--num", "1", "--config", str(config))
+    assert ran.code == 0
+    assert (report["classes"][0]["slo"]["ttft_s"], report["classes"][0]["slo"]["tpot_s"]) == (1.0, 0.5)
+
+
 def test_known_delays_give_known_percentiles(run, fleet: Fake):
     fleet.first_delay_s, fleet.gap_s = 0.2, 0.1
     ran, report = bench(run, fleet, "--rate", "20", "--num", "8", "--slo", "ttft:1,tpot:0.5")

@@ -63,6 +63,14 @@ async def test_the_clients_own_request_id_is_not_used() -> None:
         assert first["X-Request-Id"] != second["X-Request-Id"]
 
 
+async def test_a_plain_completion_without_max_tokens_is_short_and_fits_the_context() -> None:
+    async with front() as f:
+        f.reply(lambda spec: items(spec.request_id, "a"))
+        for prompt in ("hi", "x" * 4090):
+            assert (await post(f, "/v1/completions", {"model": "m", "prompt": prompt}))[0] == 200
+        assert [spec.sampling.max_tokens for spec in await f.arrivals(2)] == [16, 6]
+
+
 async def test_defaults_reach_the_scheduler() -> None:
     async with front() as f:
         f.reply(lambda spec: items(spec.request_id, "a"))
