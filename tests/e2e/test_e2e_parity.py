@@ -67,28 +67,26 @@ def test_1p1d_cold_then_prefix_cache_then_pool(tmp_path: Path, smollm2_dir: Path
 
 def test_forced_preemption_changes_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
     """A decode arena too small for what runs in it preempts and recomputes; small steps chunk every prompt."""
-    short = [prompt for prompt in PROMPTS if len(prompt["prompt"]) <= 130]
-    env = {"PHASEPLANE_NUM_BLOCKS": "48", "PHASEPLANE_TOKEN_BUDGET": "64", "PHASEPLANE_MAX_RUNNING": "32"}
+    env = {"PHASEPLANE_NUM_BLOCKS": "256", "PHASEPLANE_TOKEN_BUDGET": "64", "PHASEPLANE_MAX_RUNNING": "32"}
     with running(tmp_path / "s", "--prefill", "1", "--decode", "1", *F32, env=env) as fleet:
-        ask(fleet, short)
+        ask(fleet, PROMPTS)
         state = fleet.at_rest()
         assert sum(instance["num_preemptions"] for instance in state["instances"]) > 0, "nothing was preempted"
 
 
 def test_migration_changes_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
     """Running decodes move to another instance when theirs becomes a prefill instance, and back."""
-    prompts = [prompt for prompt in PROMPTS if len(prompt["prompt"]) <= 700]
     with running(tmp_path / "s", "--prefill", "1", "--decode", "2", *F32) as fleet:
 
         async def both() -> list[Answer]:
-            answers = asyncio.create_task(complete_all(fleet.url, bodies(prompts), concurrency=32))
+            answers = asyncio.create_task(complete_all(fleet.url, bodies(PROMPTS), concurrency=32))
             for shape in ("2P1D", "1P2D"):
                 await asyncio.sleep(1.5)
                 moved = await asyncio.to_thread(fleet.cli, "rebalance", shape, "--json")
                 assert moved.returncode == 0, moved.stderr
             return await answers
 
-        check_parity(prompts, asyncio.run(both()))
+        check_parity(PROMPTS, asyncio.run(both()))
         fleet.at_rest()
         records = fleet.get("/v1/requests?limit=200")["requests"]
         assert sum(record["num_migrations"] for record in records) > 0, "nothing migrated"
