@@ -17,6 +17,9 @@ from transfer.terms import Slo, Struct
 PlanStatus = Literal["planned", "applying", "done", "failed", "undone"]
 StepStatus = Literal["pending", "draining", "switching", "verifying", "done", "failed", "rolled_back"]
 Outcome = Literal["ok", "cancelled", "rejected", "timed_out", "error"]
+KvWay = Literal["compute", "fetch", "both"]
+"""Where a prompt's KV that is not on the instance comes from: computed, fetched but for less than a block, or the front
+fetched while the rest is computed."""
 
 MAX_VERSION = (1 << 63) - 1
 """What the journal's integers hold."""
@@ -77,8 +80,26 @@ class InstanceView(Struct, frozen=True):
     kv_use: float = 0.0
     step_s: float = 0.0
     num_preemptions: int = 0
+    ssd_blocks: int = 0
+    """kv_pool: readable from its SSD tier, of ssd_capacity_blocks."""
+    ssd_capacity_blocks: int = 0
     last_seen_s: float = 0.0
     """Seconds since its last word."""
+
+
+class KvView(Struct, frozen=True):
+    """Prefix hits since start, in tokens of first placements. Hit rate of a tier: its tokens / looked_up_tokens."""
+
+    looked_up_tokens: int = 0
+    device_tokens: int = 0
+    """Found in the cache of the instance that made the prompt's KV."""
+    pool_dram_tokens: int = 0
+    pool_ssd_tokens: int = 0
+    """Fetched from a pool's memory, from its SSD."""
+    useful_tokens: int = 0
+    """Of those fetched: compute waited less for them than computing them would have taken, by prediction."""
+    replicated_blocks: int = 0
+    """Of hot prefixes, copied to another pool."""
 
 
 class FleetState(Struct, frozen=True):
@@ -99,6 +120,7 @@ class FleetState(Struct, frozen=True):
     verdict: str = ""
     """One sentence for an operator: are objectives met, what is degraded."""
     uptime_s: float = 0.0
+    kv: KvView = KvView()
 
 
 class LiveFrame(Struct, frozen=True):
@@ -190,6 +212,10 @@ class CandidateView(Struct, frozen=True):
     kv_source: str | None = None
     chosen: bool = False
     reason: str = ""
+    kv_way: KvWay = "compute"
+    fetched_blocks: int = 0
+    """To be fetched from kv_source, those on the instance already left out; fetch_s: predicted for them."""
+    fetch_s: float = 0.0
 
 
 class RequestRecord(Struct, frozen=True):
@@ -218,3 +244,5 @@ class RequestRecord(Struct, frozen=True):
     num_migrations: int = 0
     why: tuple[CandidateView, ...] = ()
     error: str | None = None
+    fetched_tokens: int = 0
+    """Of cached_tokens: fetched from kv_source."""

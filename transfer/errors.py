@@ -16,6 +16,7 @@ PhaseplaneError
 ├── KvError
 │   ├── KvCorrupt           a checksum, header or generation did not match; never served
 │   └── KvTransferFailed    a stream ended before its commit was acknowledged
+├── StepAbandoned           a step ended before it sampled, harmlessly: KV it waited for will not come
 └── EngineFailed            the engine cannot go on; its instance must be replaced
 """
 
@@ -90,6 +91,10 @@ class KvCorrupt(KvError):
 
 
 class KvTransferFailed(KvError):
+    pass
+
+
+class StepAbandoned(PhaseplaneError):
     pass
 
 

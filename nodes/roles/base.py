@@ -8,7 +8,7 @@ from typing import Protocol
 from nodes.roles.refusals import Order, refusal
 from nodes.roles.shell import BatchShell
 from transfer.errors import Refused
-from transfer.kv.port import KvDelegate, KvFetch, KvOffer, KvTrailer
+from transfer.kv.port import KvAnswer, KvAsk, KvDelegate, KvFetch, KvOffer, KvTrailer
 from transfer.terms import Role
 from transfer.wire.messages import (
     Abort,
@@ -132,6 +132,11 @@ class BatchRole:
 
     def kv_served(self, fetch: KvFetch) -> None:
         pass
+
+    def kv_asked(self, ask: KvAsk) -> KvAnswer:
+        raise Refused(
+            f"{self.shell.context.instance_id} is a {self.role} instance; put a {ask.kind} question to a kv_pool node"
+        )
 
     def _not_mine(self) -> str:
         return f"{self.shell.context.instance_id} is a {self.role} instance; send this to one that does the other phase"

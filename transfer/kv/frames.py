@@ -10,18 +10,19 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import xxhash
 
 from transfer.errors import KvCorrupt, ProtocolError
 from transfer.kv.arena import ArenaHandle
-from transfer.kv.port import KvFetch, KvOffer, KvTrailer
-from transfer.terms import KvLayout
+from transfer.kv.port import KvAnswer, KvAsk, KvFetch, KvOffer, KvTrailer
+from transfer.terms import KvLayout, Struct
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
+MAX_DESCRIPTOR_BYTES = 64 << 10
 STAGING_BYTES = 64 << 10
 READAHEAD_BYTES = 4 << 10
 MAX_BUFFERS = 512
@@ -33,6 +34,18 @@ PREFIX_BYTES = _PREFIX.size + _SUMS.size
 MAGIC = b"PKV1"
 
 
+class RemoteHandle(Struct, frozen=True):
+    """What a peer that has the same backend needs to read an arena by it. descriptor: bytes that only it understands.
+
+    layout, num_blocks: where in the arena, from its first byte, the blocks are (see HostArena).
+    """
+
+    backend: Annotated[str, msgspec.Meta(max_length=32)]
+    descriptor: Annotated[bytes, msgspec.Meta(max_length=MAX_DESCRIPTOR_BYTES)]
+    layout: KvLayout
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
+
 class FrameBase(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`stream` is chosen by the side that opened the connection and never reused on it."""
 
@@ -40,24 +53,27 @@ class FrameBase(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Offer(FrameBase, frozen=True, tag=1):
-    """Opens a push. arena: how to map the sender's memory, when both may be on one host."""
+    """Opens a push. arena: how to map the sender's memory, when both may be on one host. remote: how to read it."""
 
     offer: KvOffer
     layout: KvLayout
     host_id: str
     arena: ArenaHandle | None
+    remote: RemoteHandle | None = None
 
 
 class Grant(FrameBase, frozen=True, tag=2):
     """Receiver: go ahead. window: bytes in flight at most; skip: offered indices not wanted.
 
-    mapped: send no payload, name blocks of your arena; checksums: send one with each slab.
+    mapped: send no payload, name blocks of your arena; checksums: send one with each slab. direct: as mapped, they are
+    read by the backend of your remote handle, so many bytes of a slab at most; 0: they are not.
     """
 
     window: int
     skip: tuple[int, ...]
     mapped: bool
     checksums: bool
+    direct: int = 0
 
 
 class Refuse(FrameBase, frozen=True, tag=3):
@@ -67,10 +83,11 @@ class Refuse(FrameBase, frozen=True, tag=3):
 
 
 class Slab(FrameBase, frozen=True, tag=4):
-    """`count` blocks of one layer from offered index `first`. Payload: K of all of them, then V (none when mapped).
+    """`count` blocks of one layer from offered index `first`. Payload: K of all of them, then V (none when the
+    receiver maps or reads the sender's memory).
 
-    checksum: XXH3-64 of these bytes in this order; None when not asked for. When mapped: runs are (first block id,
-    number of blocks) in the sender's arena, `count` in all, and generations are theirs, count x uint64.
+    checksum: XXH3-64 of these bytes in this order; None when not asked for. Without a payload: runs are (first block
+    id, number of blocks) in the sender's arena, `count` in all, and generations are theirs, count x uint64.
     """
 
     layer: int
@@ -79,6 +96,8 @@ class Slab(FrameBase, frozen=True, tag=4):
     checksum: int | None
     runs: tuple[tuple[int, int], ...] = ()
     generations: bytes = b""
+    number: int = 0
+    """Where several connections carry a session: its place on this one, for Taken."""
 
 
 class Credit(FrameBase, frozen=True, tag=5):
@@ -127,16 +146,57 @@ class Fetched(FrameBase, frozen=True, tag=12):
 
     count: int
     arena: ArenaHandle | None
+    remote: RemoteHandle | None = None
 
 
 class Bye(FrameBase, frozen=True, tag=13):
-    """Either side, stream 0: the connection ends for this reason. corrupt: what you sent did not match its checksum."""
+    """Either side, stream 0: the connection ends for this reason. corrupt: what you sent did not match its checksum.
+
+    session: so do the other connections that carry the same session.
+    """
 
     reason: str
     corrupt: bool
+    session: bool = False
 
 
-Frame = Offer | Grant | Refuse | Slab | Credit | Commit | Ack | Nack | Abort | Alive | Fetch | Fetched | Bye
+class Ask(FrameBase, frozen=True, tag=14):
+    """A question that moves no KV; answered by Answer or Refuse."""
+
+    ask: KvAsk
+
+
+class Answer(FrameBase, frozen=True, tag=15):
+    """Ends an Ask."""
+
+    answer: KvAnswer
+
+
+class Numbered(FrameBase, frozen=True, tag=16):
+    """A frame without payload where several connections carry a session. number: as Slab's. sequence: its place in the
+    order of all such frames of this side; a repeat is harmless."""
+
+    number: int
+    sequence: int
+    frame: bytes
+
+
+class Taken(FrameBase, frozen=True, tag=17):
+    """Stream 0: everything up to this number was read from this connection."""
+
+    number: int
+
+
+class Probe(FrameBase, frozen=True, tag=18):
+    """Stream 0: answer with Taken at once."""
+
+    number: int
+
+
+Frame = (
+    Offer | Grant | Refuse | Slab | Credit | Commit | Ack | Nack | Abort | Alive | Fetch | Fetched | Bye | Ask | Answer
+    | Numbered | Taken | Probe
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
@@ -153,6 +213,19 @@ def encode_frame(frame: Frame, payload_bytes: int = 0) -> bytes:
     prefix = _PREFIX.pack(MAGIC, len(header), payload_bytes)
     sums = _SUMS.pack(xxhash.xxh32_intdigest(prefix), xxhash.xxh3_64_intdigest(header))
     return b"".join((prefix, sums, header))
+
+
+def pack_frame(frame: Frame) -> bytes:
+    """A frame's header alone, to travel within a Numbered."""
+    return _encoder.encode(frame)
+
+
+def unpack_frame(data: bytes | memoryview) -> Frame:
+    """Inverse of pack_frame. Raises ProtocolError."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"the peer sent a KV frame we do not know: {error}") from None
 
 
 _scratch = memoryview(bytearray(STAGING_BYTES))
@@ -256,10 +329,7 @@ class FrameReader:
         header = self._staging[begin : begin + header_bytes]
         if xxhash.xxh3_64_intdigest(header) != wanted:
             raise KvCorrupt("the header of a KV frame does not match its checksum; it was changed on the way")
-        try:
-            frame = _decoder.decode(header)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise ProtocolError(f"the peer sent a KV frame we do not know: {error}") from None
+        frame = unpack_frame(header)
         self._start = begin + header_bytes
         self._dispatch(frame, payload_bytes)
         return True

@@ -7,12 +7,14 @@ Implementations: links/tcp.py (with shared memory on one host) and links/inproc.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
 from transfer.terms import InstanceId, RequestId, Struct
 from transfer.wire.messages import KvPeer
+
+OnFetched = Callable[[int, int], None]
 
 
 class KvKind(StrEnum):
@@ -61,6 +63,38 @@ class KvFetch(Struct, frozen=True):
     hashes: tuple[bytes, ...]
 
 
+class KvAskKind(StrEnum):
+    LOOKUP = "lookup"
+    """How many leading `hashes` are here, in any tier."""
+    PIN = "pin"
+    """Keep the leading `hashes` that are here, in any tier, from eviction for ttl_s; repeated: its time starts anew."""
+    UNPIN = "unpin"
+    """End the pin called `name`. Idempotent."""
+    STATS = "stats"
+    """Counters and sizes of the store."""
+
+
+class KvAsk(Struct, frozen=True):
+    """A question to a pool that moves no KV. name: of a pin, unique to its owner (`source/name`)."""
+
+    kind: KvAskKind
+    source: InstanceId
+    target_epoch: int
+    """0: whatever life answers (a client that has not met it yet)."""
+    fingerprint: bytes = b""
+    hashes: tuple[bytes, ...] = ()
+    name: str = ""
+    ttl_s: float = 0.0
+
+
+class KvAnswer(Struct, frozen=True):
+    """num_blocks: leading hashes found or pinned. stats: STATS only, names as in docs/kv.md. epoch: who answered."""
+
+    epoch: int
+    num_blocks: int = 0
+    stats: dict[str, float] = {}
+
+
 class SendStats(Struct, frozen=True):
     """num_bytes: KV bytes sent. transfer_s: open to acknowledgement. exposed_s: commit to acknowledgement."""
 
@@ -89,11 +123,17 @@ class KvDelegate(Protocol):
     def kv_failed(self, offer: KvOffer, reason: str) -> None:
         """The push ended without a commit; called exactly once, not after revoke."""
 
-    def kv_wanted(self, fetch: KvFetch) -> Sequence[int]:
-        """Block ids for the leading hashes found here (maybe empty), pinned until kv_served."""
+    def kv_wanted(self, fetch: KvFetch) -> Sequence[int] | Awaitable[Sequence[int]]:
+        """Block ids for the leading hashes found here (maybe empty), pinned until kv_served.
+
+        An awaitable (blocks come from SSD first) is awaited by the port; when the fetch ends before, it is cancelled,
+        and kv_served follows all the same, once, after the awaitable has ended."""
 
     def kv_served(self, fetch: KvFetch) -> None:
         """The fetch ended, well or badly: unpin."""
+
+    def kv_asked(self, ask: KvAsk) -> KvAnswer:
+        """Answer a question. Raises Refused with a sentence: engines' roles refuse all."""
 
 
 class KvSender(Protocol):
@@ -124,10 +164,17 @@ class KvPort(Protocol):
         """Connect if needed, offer, and wait for the grant. `blocks`: the sender's block ids, one for each
         offered block. Raises KvTransferFailed with the receiver's sentence when it refuses."""
 
-    async def fetch(self, peer: KvPeer, fetch: KvFetch, blocks: Sequence[int], timeout_s: float) -> int:
+    async def fetch(
+        self, peer: KvPeer, fetch: KvFetch, blocks: Sequence[int], timeout_s: float, on_layer: OnFetched | None = None
+    ) -> int:
         """Fetch leading blocks into `blocks`; returns how many were received and verified. Never raises for a
         miss; raises KvTransferFailed when the peer is lost or late and KvCorrupt when what came does not match its
-        checksum, with none of the blocks to be trusted."""
+        checksum, with none of the blocks to be trusted. on_layer(layer, num_blocks) is called on the event loop, in
+        order of layers, when all `num_blocks` blocks of a layer are in place and verified; with layer -1 first,
+        as soon as it is known how many blocks will come (> 0)."""
+
+    async def ask(self, peer: KvPeer, ask: KvAsk, timeout_s: float) -> KvAnswer:
+        """Put a question to a pool. Raises KvTransferFailed with its sentence when it refuses, is lost or late."""
 
     def revoke(self, request_id: RequestId, generation: int) -> None:
         """Stop writing into blocks granted to this request up to this generation."""

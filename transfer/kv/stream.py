@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from transfer.errors import IllegalTransition, InvalidValue, KvCorrupt, KvError, KvTransferFailed, ProtocolError
 from transfer.kv.frames import MAX_PAYLOAD_BYTES, Ack, Commit, Credit, Frame, Grant, Nack, Refuse, Slab
 from transfer.kv.port import KvTrailer
+from transfer.kv.table import BlockTable, SlabPlace
 from transfer.terms import KvLayout
 
 GENERATION_BYTES = 8
@@ -40,40 +41,14 @@ RECEIVE_TABLE = {
 class SendLimits:
     """slab_bytes, mapped_slab_bytes: KV of one slab at most, over the wire and in shared memory (one block always may).
 
-    Over the wire a slab should fit in a core's cache; a mapped one only costs its receiver's loop the copy.
+    Over the wire a slab should fit in a core's cache; a mapped one only costs its receiver's loop the copy (half a
+    millisecond), and few large ones are a fifth faster than many small ones.
     stall_s: see SendStream.stalled.
     """
 
     slab_bytes: int = 512 << 10
-    mapped_slab_bytes: int = 2 << 20
+    mapped_slab_bytes: int = 8 << 20
     stall_s: float = 10.0
-
-
-Run = tuple[int, int]
-"""(first block id, number of blocks): neighbours in an arena."""
-
-
-class BlockTable:
-    """One side's block ids, one for each offered block; -1 is not wanted."""
-
-    def __init__(self, blocks: Sequence[int]) -> None:
-        self.blocks = list(blocks)
-        self._stops = list(range(1, len(self.blocks) + 1))  # where the run of neighbours that holds an index ends
-        for index in range(len(self.blocks) - 2, -1, -1):
-            if self.blocks[index + 1] == self.blocks[index] + 1 and self.blocks[index] >= 0:
-                self._stops[index] = self._stops[index + 1]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def runs(self, first: int, count: int) -> list[Run]:
-        """Offered blocks first..first+count as runs of neighbours in the arena."""
-        runs, end = [], first + count
-        while first < end:
-            stop = min(self._stops[first], end)
-            runs.append((self.blocks[first], stop - first))
-            first = stop
-        return runs
 
 
 class SendStream:
@@ -93,6 +68,8 @@ class SendStream:
         self.sent_bytes = self.allowed_bytes = self.window = 0
         self.checksums = True
         self.mapped = False
+        self.direct = 0
+        """Bytes of a slab that the receiver reads by itself at most; 0: it does not."""
         self._limits = limits
         self._block_bytes = 2 * layout.slab_bytes
         self._skip = bytearray(len(self.table))  # 1: the receiver does not want it
@@ -105,6 +82,11 @@ class SendStream:
     @property
     def over(self) -> bool:
         return self.state in ("done", "failed")
+
+    @property
+    def named(self) -> bool:
+        """Slabs have no payload: the receiver takes their bytes out of the sender's memory."""
+        return self.mapped or self.direct > 0
 
     def push(self, layer: int, first_block: int, count: int) -> None:
         """Queue blocks from request block index `first_block`; what was queued before is left out."""
@@ -152,7 +134,7 @@ class SendStream:
         """
         if self.state != "granted":
             return None
-        slab_bytes = self._limits.mapped_slab_bytes if self.mapped else self._limits.slab_bytes
+        slab_bytes = self.direct or (self._limits.mapped_slab_bytes if self.mapped else self._limits.slab_bytes)
         most = min(slab_bytes, MAX_PAYLOAD_BYTES) // self._block_bytes or 1
         most = min(most, (self.allowed_bytes - self.sent_bytes) // self._block_bytes)
         while self._queue and most > 0:
@@ -224,13 +206,17 @@ class SendStream:
     def _granted(self, grant: Grant) -> None:
         if grant.window < self._block_bytes and len(self.table):
             raise ProtocolError(f"a window of {grant.window} bytes cannot hold one block of {self._block_bytes}")
+        if grant.direct and (grant.mapped or not grant.checksums or grant.direct < self._block_bytes):
+            raise ProtocolError(
+                f"the receiver wants to read slabs of {grant.direct} bytes, mapped or without checksums"
+            )
         self._move("grant")
         for index in grant.skip:
             if not 0 <= index < len(self.table):
                 raise ProtocolError(f"the receiver does not want block {index} of {len(self.table)} offered")
             self._skip[index] = 1
         self.window = self.allowed_bytes = grant.window
-        self.checksums, self.mapped = grant.checksums, grant.mapped
+        self.checksums, self.mapped, self.direct = grant.checksums, grant.mapped, grant.direct
 
     def _starved(self) -> bool:
         return bool(self._queue) and self.allowed_bytes - self.sent_bytes < self._block_bytes
@@ -251,15 +237,16 @@ class RecvStream:
     """The receiving half: which (layer, block) is here, where the next slab goes, what to answer.
 
     blocks: own block ids, one for each offered block; -1 is not wanted. window: bytes granted, raised to 4 blocks.
+    mapped, direct: as in Grant.
     """
 
     def __init__(
         self, stream: int, layout: KvLayout, blocks: Sequence[int], *,
-        window: int, stall_s: float, now: float, checksums: bool = True, mapped: bool = False,
+        window: int, stall_s: float, now: float, checksums: bool = True, mapped: bool = False, direct: int = 0,
     ) -> None:  # fmt: skip
         self.stream, self.layout = stream, layout
         self.table = BlockTable(blocks)
-        self.checksums, self.mapped = checksums, mapped
+        self.checksums, self.mapped, self.direct = checksums, mapped, direct
         self.state = "granted"
         self.history: tuple[str, ...] = ()
         self._block_bytes = 2 * layout.slab_bytes
@@ -267,6 +254,7 @@ class RecvStream:
         self.received_bytes = 0
         self._returned_bytes = 0
         self._stall_s, self._heard_s, self._credited_s = stall_s, now, now
+        self._reading: dict[SlabPlace, int] = {}  # -> bytes
         here = bytes(block < 0 for block in blocks)
         self._here = bytearray(here * layout.num_layers)
         self._missing = [here.count(0)] * layout.num_layers
@@ -276,6 +264,16 @@ class RecvStream:
         return self.state != "granted"
 
     @property
+    def complete(self) -> bool:
+        """Everything offered and wanted is here."""
+        return not any(self._missing)
+
+    @property
+    def reading(self) -> bool:
+        """Some slab was named and its bytes are still being read."""
+        return bool(self._reading)
+
+    @property
     def wanted(self) -> list[int]:
         """Own block ids that are written, in offered order: what one layer's commit_write takes."""
         return [block for block in self.table.blocks if block >= 0]
@@ -283,7 +281,10 @@ class RecvStream:
     def grant(self) -> Grant:
         """The answer that lets the sender start."""
         skip = tuple(index for index, block in enumerate(self.table.blocks) if block < 0)
-        return Grant(stream=self.stream, window=self.window, skip=skip, mapped=self.mapped, checksums=self.checksums)
+        return Grant(
+            stream=self.stream, window=self.window, skip=skip, mapped=self.mapped, checksums=self.checksums,
+            direct=self.direct,
+        )  # fmt: skip
 
     def expect(self, slab: Slab, payload_bytes: int, now: float) -> bool:
         """Whether a slab is new: then it goes to `table.runs(slab.first, slab.count)`; a repeat goes nowhere.
@@ -294,18 +295,27 @@ class RecvStream:
         self._check(slab, payload_bytes)
         start = slab.layer * len(self.table) + slab.first
         num_here = self._here.count(1, start, start + slab.count)
-        if self.over or num_here == slab.count:
+        if self.over or num_here == slab.count or _place(slab) in self._reading:
             return False
         if num_here:
             raise ProtocolError(
                 f"the sender sent {num_here} of {slab.count} blocks of layer {slab.layer} unasked or twice"
             )
-        if self.received_bytes + slab.count * self._block_bytes > self._returned_bytes + self.window:
+        owned_bytes = self.received_bytes + sum(self._reading.values())
+        if owned_bytes + slab.count * self._block_bytes > self._returned_bytes + self.window:
             raise ProtocolError(f"the sender sent more than its window of {self.window} bytes allows")
         return True
 
+    def read_begun(self, slab: Slab) -> None:
+        """A new slab's bytes are being read: until `landed`, it is not asked for again."""
+        stop = slab.first + slab.count
+        if any(at.layer == slab.layer and at.first < stop and slab.first < at.stop for at in self._reading):
+            raise ProtocolError(f"the sender named blocks {slab.first}..{stop} of layer {slab.layer} twice")
+        self._reading[_place(slab)] = slab.count * self._block_bytes
+
     def landed(self, slab: Slab) -> bool:
         """A new slab is in place and verified. True when it was the last of its layer."""
+        self._reading.pop(_place(slab), None)
         start = slab.layer * len(self.table) + slab.first
         self._here[start : start + slab.count] = b"\1" * slab.count
         self.received_bytes += slab.count * self._block_bytes
@@ -341,7 +351,9 @@ class RecvStream:
         self._heard_s = now
 
     def stalled(self, now: float) -> str | None:
-        """A sentence when the sender was silent for stall_s."""
+        """A sentence when the sender was silent for stall_s; reads have deadlines of their own."""
+        if self._reading:
+            self._heard_s = now
         if self.over or now - self._heard_s < self._stall_s:
             return None
         return f"the sender was silent for {self._stall_s:g} s with {self._here.count(0)} slabs missing"
@@ -353,18 +365,27 @@ class RecvStream:
                 f"the sender sent blocks {slab.first}..{slab.first + slab.count} of layer {slab.layer}; granted were "
                 f"{len(self.table)} blocks of {self.layout.num_layers} layers"
             )
-        expected = 0 if self.mapped else slab.count * self._block_bytes
+        named = self.mapped or self.direct > 0
+        expected = 0 if named else slab.count * self._block_bytes
         if payload_bytes != expected:
             raise ProtocolError(
                 f"{slab.count} blocks need a payload of {expected} bytes, the sender sent {payload_bytes}"
             )
-        if self.mapped and len(slab.generations) != slab.count * GENERATION_BYTES:
-            raise ProtocolError(f"a mapped slab of {slab.count} blocks has {len(slab.generations)} generation bytes")
+        if named and len(slab.generations) != slab.count * GENERATION_BYTES:
+            raise ProtocolError(f"a named slab of {slab.count} blocks has {len(slab.generations)} generation bytes")
+        if self.direct and slab.count * self._block_bytes > self.direct:
+            raise ProtocolError(
+                f"the sender named {slab.count} blocks at once; {self.direct} bytes may be read at once"
+            )
         if (slab.checksum is None) == self.checksums:
             raise ProtocolError(f"checksums are {'on' if self.checksums else 'off'}, the sender's slab says otherwise")
 
     def _move(self, event: str) -> None:
         self.state, self.history = _move(RECEIVE_TABLE, f"KV stream {self.stream}", self.state, event, self.history)
+
+
+def _place(slab: Slab) -> SlabPlace:
+    return SlabPlace(slab.layer, slab.first, slab.first + slab.count)
 
 
 def _move(

@@ -58,6 +58,10 @@ class LoadReport(Struct, frozen=True):
     """Measured / predicted step time; 1.0 means the declared LatencyProfile holds."""
     leaked_blocks: int = 0
     """Blocks referenced by nothing that is alive on the node: its own integrity check. Must read 0."""
+    ssd_blocks: int = 0
+    """kv_pool: blocks that can be read from its SSD tier, those also in DRAM included."""
+    ssd_capacity_blocks: int = 0
+    """kv_pool: how many its SSD tier may hold; 0: it has none."""
 
 
 class Hello(Message, frozen=True):
@@ -135,10 +139,13 @@ class RoleReport(Message, frozen=True):
 
 
 class PoolPeer(Struct, frozen=True):
+    """weight: its share of new prefixes relative to the others, above 0, 1.0 when warm: a new node is ramped."""
+
     instance_id: InstanceId
     epoch: int
     data_endpoint: str
     host_id: str
+    weight: float = 1.0
 
 
 class PoolMap(Message, frozen=True):
@@ -233,7 +240,8 @@ class PrefillDone(Message, frozen=True):
     """Prefill -> control: KV acknowledged by the target and released here.
 
     cached, fetched and computed tokens add up to the prompt less its last token.
-    exposed_s: transfer time that compute did not hide.
+    exposed_s: transfer time that compute did not hide. fetch_s: the pool fetch from start to end, 0.0 without one;
+    fetch_exposed_s: the part of it that compute waited for.
     """
 
     request_id: RequestId
@@ -245,6 +253,8 @@ class PrefillDone(Message, frozen=True):
     transfer_s: float
     exposed_s: float
     transfer_bytes: int
+    fetch_s: float = 0.0
+    fetch_exposed_s: float = 0.0
 
 
 class PrefillFailed(Message, frozen=True):
@@ -340,7 +350,9 @@ class MigrateFailed(Message, frozen=True):
 class CacheEvents(Message, frozen=True):
     """Node -> control: whole blocks whose KV became or ceased to be reusable, by 32-byte block hash.
 
-    `seq` counts from 1 per epoch; a gap makes control ask for a snapshot. snapshot: `stored` is everything.
+    stored: they are in memory now (an engine's, or a pool's DRAM). stored_ssd: they are now on a pool's SSD only.
+    removed: not held in any tier any more. A hash changes tier by being named in the other list; it is in one at most.
+    `seq` counts from 1 per epoch; a gap makes control ask for a snapshot. snapshot: the two lists of stored are all.
     """
 
     epoch: int
@@ -348,15 +360,38 @@ class CacheEvents(Message, frozen=True):
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     snapshot: bool = False
+    stored_ssd: tuple[bytes, ...] = ()
 
 
 class CacheSnapshotWanted(Message, frozen=True):
     epoch: int
 
 
+class Replicate(Message, frozen=True):
+    """Control -> pool: copy these leading blocks of a hot prefix to another pool node, in the background, best effort.
+
+    name: unique per order. fingerprint: root of the hashes' chain. Always answered by Replicated.
+    """
+
+    name: str
+    epoch: int
+    fingerprint: bytes
+    hashes: tuple[bytes, ...]
+    target: KvPeer
+
+
+class Replicated(Message, frozen=True):
+    """Pool -> control: `num_blocks` leading blocks are at the target now (0 and a sentence when none)."""
+
+    name: str
+    epoch: int
+    num_blocks: int
+    reason: str = ""
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Hello, Welcome, NotWelcome, Heartbeat, Goodbye, RoleOrder, RoleReport, PoolMap,
     Reserve, Reserved, ReserveRefused, Prefill, PrefillStarted, PrefillDone, PrefillFailed,
     KvReceived, RequestLost, StepOutput, Abort, Released, Migrate, MigrateFailed,
-    CacheEvents, CacheSnapshotWanted,
+    CacheEvents, CacheSnapshotWanted, Replicate, Replicated,
 )  # fmt: skip

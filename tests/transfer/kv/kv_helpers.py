@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from transfer.errors import Refused
 from transfer.kv.arena import HostArena
 from transfer.kv.links.tcp import TcpKvPort
-from transfer.kv.port import KvFetch, KvKind, KvOffer, KvPort, KvTrailer
+from transfer.kv.port import KvAnswer, KvAsk, KvFetch, KvKind, KvOffer, KvPort, KvTrailer
 from transfer.terms import KvLayout
 from transfer.wire.messages import KvPeer
 
@@ -36,6 +36,8 @@ class RecordingRole:
         self.failed: list[tuple[KvOffer, str]] = []
         self.wanted: list[KvFetch] = []
         self.served: list[KvFetch] = []
+        self.asked: list[KvAsk] = []
+        self.refuse_ask = ""
 
     def kv_offered(self, offer: KvOffer) -> Sequence[int]:
         self.offered.append(offer)
@@ -55,7 +57,7 @@ class RecordingRole:
     def kv_failed(self, offer: KvOffer, reason: str) -> None:
         self.failed.append((offer, reason))
 
-    def kv_wanted(self, fetch: KvFetch) -> Sequence[int]:
+    def kv_wanted(self, fetch: KvFetch) -> Sequence[int] | Awaitable[Sequence[int]]:
         self.wanted.append(fetch)
         found = []
         for name in fetch.hashes:
@@ -66,6 +68,12 @@ class RecordingRole:
 
     def kv_served(self, fetch: KvFetch) -> None:
         self.served.append(fetch)
+
+    def kv_asked(self, ask: KvAsk) -> KvAnswer:
+        self.asked.append(ask)
+        if self.refuse_ask:
+            raise Refused(self.refuse_ask)
+        return KvAnswer(epoch=11, num_blocks=len(ask.hashes), stats={"hits": 0.5})
 
 
 def make_arena(
@@ -155,6 +163,11 @@ class Pair:
             for a, b in zip(source_blocks, target_blocks, strict=True)
         )
 
+    def same_layer(self, layer: int, count: int) -> bool:
+        """The first `count` blocks of one layer are equal on both sides."""
+        here, there = self.source.views(layer, 0, count), self.target.views(layer, 0, count)
+        return [bytes(half) for half in here] == [bytes(half) for half in there]
+
 
 class Proxy:
     """A TCP relay before a port. Counts bytes from the opener; can change one, hold them back, or cut both sides."""
@@ -165,6 +178,7 @@ class Proxy:
         self.flip_at: int | None = None
         self.hold_at: int | None = None
         self.passed = 0
+        self.refusing = False
         self.released = asyncio.Event()
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -179,6 +193,9 @@ class Proxy:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            writer.transport.abort()
+            return
         there_reader, there_writer = await asyncio.open_connection(*self._target)
         self._writers += [writer, there_writer]
         self._tasks.append(asyncio.create_task(self._relay(reader, there_writer, forward=True)))
@@ -218,6 +235,14 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def proxied_links(pair: Pair, num_links: int) -> AsyncIterator[tuple[list[Proxy], KvPeer]]:
+    """Several proxies before the pair's receiver, and the peer that is reached through all of them."""
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(Proxy(pair.decode.endpoint)) for _ in range(num_links)]
+        yield proxies, peer_of(pair.decode, ",".join(proxy.endpoint for proxy in proxies))
 
 
 @contextlib.asynccontextmanager

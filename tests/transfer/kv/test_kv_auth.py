@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +74,16 @@ def test_an_opener_that_only_claims_the_key_is_turned_away():
     last, problem = stop.value.value
     assert "auth key is not ours" in problem
     assert "auth key is not ours" in word(last).error
+
+
+@pytest.mark.parametrize("changes", [{"token": b"another"}, {"striped": False, "token": b""}])
+def test_the_session_to_join_cannot_be_changed_on_the_way(changes: dict[str, object]):
+    opener = opener_handshake(KEY, striped=True, token=b"ours")
+    acceptor = acceptor_handshake(KEY)
+    next(acceptor)
+    hello = msgspec.structs.replace(word(next(opener)), **changes)
+    with pytest.raises(ProtocolError, match="does not hold our auth key"):
+        opener.send(word(acceptor.send(hello)))
 
 
 def test_an_acceptor_cannot_replay_an_earlier_proof():

@@ -2,109 +2,100 @@
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_helpers import LAYOUT, TINY, block_bytes, make_arena
+from kv_helpers import TINY
 
 from transfer.errors import InvalidValue, KvCorrupt
-from transfer.kv.blob import MAGIC, PREFIX_BYTES, encode_blob, encode_block, parse_blob
-from transfer.terms import ModelIdentity
+from transfer.kv.blob import HEADER_BYTES, MAGIC, VERSION, encode_header, layout_digest, parse_header
+from transfer.terms import KvLayout
 
-MODEL = ModelIdentity(name="m", revision="a" * 64, tokenizer="b" * 64, vocab_size=10, max_context=10)
 NAME = bytes(range(32))
+LAYOUT = layout_digest(TINY)
+PAYLOAD = bytes(range(256)) * (TINY.block_bytes // 256) + bytes(TINY.block_bytes % 256)
 
 
-def record(layout=TINY) -> bytes:
-    arena = make_arena(3, layout=layout, seed=5)
-    return b"".join(encode_block(arena, 1, MODEL, NAME))
+def record() -> bytes:
+    return encode_header(NAME, LAYOUT, memoryview(PAYLOAD)) + PAYLOAD
 
 
-RECORD = record()
+def read(data: bytes) -> memoryview:
+    """As a reader of slots does: header, whose it is, then the payload."""
+    header = parse_header(bytes(data[:HEADER_BYTES]))
+    header.require(NAME, LAYOUT, TINY.block_bytes)
+    payload = memoryview(data)[HEADER_BYTES:]
+    header.check(payload)
+    return payload
 
 
 def test_a_block_comes_back_as_it_was():
-    source, target = make_arena(4, seed=2), make_arena(4)
-    buffers = encode_block(source, 3, MODEL, NAME)
-    blob = parse_blob(b"".join(buffers))
-    blob.require(MODEL, LAYOUT, NAME)
-    blob.restore(target, 1)
-    assert block_bytes(target, 1) == block_bytes(source, 3) == bytes(blob.payload)
-    assert block_bytes(target, 0) == bytes(LAYOUT.block_bytes)
-    assert (blob.header.model_revision, blob.header.block_hash) == (MODEL.revision, NAME)
+    assert bytes(read(record())) == PAYLOAD
+    assert len(record()) == HEADER_BYTES + TINY.block_bytes
 
 
-def test_encoding_copies_no_payload():
-    source = make_arena(2, layout=TINY, seed=2)
-    buffers = encode_block(source, 0, MODEL, NAME)
-    assert [buffer.nbytes for buffer in buffers[1:]] == [TINY.slab_bytes] * 2 * TINY.num_layers
-    k, _ = source.views(0, 0, 1)
-    k[0] ^= 0xFF
-    assert buffers[1][0] == k[0]
+def test_the_header_is_as_documented():
+    fields = struct.pack(
+        "<8sI4x32s32sQ16s", b"PPKVBLOB", 2, NAME, LAYOUT, len(PAYLOAD), xxhash.xxh3_128_digest(PAYLOAD)
+    )
+    assert record()[:HEADER_BYTES] == fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields))
 
 
 @settings(max_examples=400)
-@given(st.integers(0, len(RECORD) - 1), st.integers(1, 255))
+@given(st.integers(0, HEADER_BYTES + TINY.block_bytes - 1), st.integers(1, 255))
 def test_any_changed_byte_is_found(at: int, change: int):
-    harmed = bytearray(RECORD)
+    harmed = bytearray(record())
     harmed[at] ^= change
     with pytest.raises(KvCorrupt):
-        parse_blob(harmed)
+        read(harmed)
 
 
-@given(st.integers(0, len(RECORD) - 1))
+@given(st.integers(0, HEADER_BYTES + TINY.block_bytes - 1))
 def test_any_torn_write_is_found(length: int):
     with pytest.raises(KvCorrupt):
-        parse_blob(RECORD[:length])
-
-
-@given(st.binary(min_size=1, max_size=40))
-def test_anything_behind_is_found(tail: bytes):
-    with pytest.raises(KvCorrupt):
-        parse_blob(RECORD + tail)
+        read(record()[:length])
 
 
 @given(st.binary(max_size=200))
-def test_no_random_bytes_are_a_blob(data: bytes):
-    for candidate in (data, MAGIC + data):
+def test_no_random_bytes_are_a_header(data: bytes):
+    for candidate in (data, MAGIC + data, (MAGIC + data).ljust(HEADER_BYTES, b"\0")[:HEADER_BYTES]):
         with pytest.raises(KvCorrupt):
-            parse_blob(candidate)
+            parse_header(candidate)
+
+
+def test_another_version_is_told():
+    fields = struct.pack("<8sI4x32s32sQ16s", MAGIC, VERSION + 1, NAME, LAYOUT, 0, bytes(16))
+    with pytest.raises(KvCorrupt, match="reads version"):
+        parse_header(fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields)))
 
 
 @pytest.mark.parametrize(
-    ("at", "words"), [(0, "starts with"), (8, "version"), (10, "reserved"), (15, "header of"), (20, "header checksum"),
-                      (PREFIX_BYTES + 3, "header checksum"), (-1, "payload checksum")],
-)  # fmt: skip
-def test_the_error_names_what_is_wrong(at: int, words: str):
-    harmed = bytearray(RECORD)
-    harmed[at] ^= 0x40
-    with pytest.raises(KvCorrupt, match=words):
-        parse_blob(harmed)
-
-
-@pytest.mark.parametrize(
-    ("model", "layout", "name", "words"),
+    ("name", "layout", "num_bytes", "words"),
     [
-        (msgspec.structs.replace(MODEL, revision="c" * 64), TINY, NAME, "model revision"),
-        (msgspec.structs.replace(MODEL, tokenizer="c" * 64), TINY, NAME, "tokenizer"),
-        (MODEL, msgspec.structs.replace(TINY, rope="theta=2"), NAME, "layout"),
-        (MODEL, msgspec.structs.replace(TINY, dtype="float16"), NAME, "layout"),
-        (MODEL, TINY, bytes(32), "block hash"),
+        (bytes(32), LAYOUT, TINY.block_bytes, "holds the KV of"),
+        (NAME, layout_digest(msgspec.structs.replace(TINY, rope="theta=2")), TINY.block_bytes, "another layout"),
+        (NAME, layout_digest(msgspec.structs.replace(TINY, dtype="float16")), TINY.block_bytes, "another layout"),
+        (NAME, LAYOUT, TINY.block_bytes + 1, "another layout"),
     ],
-)  # fmt: skip
-def test_a_record_of_something_else_is_not_served(model, layout, name, words):
+)
+def test_a_record_of_something_else_is_not_served(name: bytes, layout: bytes, num_bytes: int, words: str):
     with pytest.raises(KvCorrupt, match=words):
-        parse_blob(RECORD).require(model, layout, name)
+        parse_header(record()[:HEADER_BYTES]).require(name, layout, num_bytes)
 
 
-def test_it_goes_into_no_arena_of_another_layout():
-    with pytest.raises(KvCorrupt, match="layout"):
-        parse_blob(RECORD).restore(make_arena(1, layout=msgspec.structs.replace(TINY, block_size=8)), 0)
+@pytest.mark.parametrize("field", KvLayout.__struct_fields__)
+def test_every_part_of_a_layout_is_in_its_digest(field: str):
+    value = getattr(TINY, field)
+    other = "float64" if field == "dtype" else value + ("x" if isinstance(value, str) else 1)
+    assert layout_digest(msgspec.structs.replace(TINY, **{field: other})) != LAYOUT
 
 
-def test_a_payload_of_the_wrong_size_is_refused():
-    with pytest.raises(InvalidValue, match="must be"):
-        encode_blob(MODEL, TINY, NAME, [memoryview(b"12345")])
+def test_names_of_the_wrong_size_are_refused():
     with pytest.raises(InvalidValue, match="block hash"):
-        encode_blob(MODEL, TINY, b"short", [memoryview(bytes(TINY.block_bytes))])
+        encode_header(b"short", LAYOUT, memoryview(PAYLOAD))
+    with pytest.raises(InvalidValue, match="layout digest"):
+        encode_header(NAME, b"short", memoryview(PAYLOAD))

@@ -14,7 +14,7 @@ from kv_helpers import TINY, make_offer
 from transfer.errors import KvCorrupt, KvError, ProtocolError
 from transfer.kv import frames
 from transfer.kv.frames import Alive, Credit, Frame, FrameReader, Nack, Offer, Slab, encode_frame, scratch
-from transfer.kv.port import KvTrailer
+from transfer.kv.port import KvAnswer, KvAsk, KvAskKind, KvTrailer
 
 PAYLOAD = bytes(range(256)) * 40
 
@@ -60,6 +60,12 @@ ALL = [
     Alive(stream=1),
     frames.Fetched(stream=4, count=2, arena=None),
     frames.Bye(stream=0, reason="why", corrupt=False),
+    frames.Bye(stream=0, reason="why", corrupt=True, session=True),
+    frames.Ask(stream=5, ask=KvAsk(kind=KvAskKind.PIN, source="c", target_epoch=0, hashes=(b"h" * 32,), name="c/1")),
+    frames.Answer(stream=5, answer=KvAnswer(epoch=3, num_blocks=1, stats={"hits": 1.5})),
+    frames.Numbered(stream=0, number=7, sequence=4, frame=frames.pack_frame(Alive(stream=1))),
+    frames.Taken(stream=0, number=7),
+    frames.Probe(stream=0, number=8),
     Slab(stream=1, layer=0, first=0, count=2, checksum=None, runs=((4, 2),), generations=bytes(16)),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from kv_helpers import LAYOUT, TIMEOUT_S, Pair, make_offer, push_all, until
 
 from transfer.errors import KvCorrupt, KvTransferFailed
-from transfer.kv.arena import MappedArena
+from transfer.kv.arena import SHM_DIR, SHM_PREFIX, ArenaHandle, MappedArena, arena_bytes
 from transfer.kv.frames import Slab
 from transfer.kv.links import shm
 from transfer.kv.links.connection import TcpConnection
@@ -96,7 +97,7 @@ async def test_bytes_that_change_without_a_change_of_hands_are_found_by_the_chec
         pair.source.views(0, 5, 1)[0][0] ^= 1
         return copy_runs(*args, **kwargs)
 
-    async with Pair(8, via="shm") as pair:
+    async with Pair(8, via="shm", shm_checksum=True) as pair:
         monkeypatch.setattr(shm, "copy_runs", copy)
         with pytest.raises(KvCorrupt, match="does not match its checksum"):
             await push(pair, pair.peer, [4, 5, 6], [0, 1, 2])
@@ -107,7 +108,7 @@ async def test_a_sender_cannot_name_memory_outside_its_arena(runs: tuple[tuple[i
     async with Pair(8, via="shm") as pair:
         sender = await pair.prefill.open(pair.peer, make_offer(2), [0, 1], TIMEOUT_S)
         (session,) = pair.prefill._sessions
-        slab = Slab(stream=1, layer=0, first=0, count=2, checksum=1, runs=runs, generations=bytes(16))
+        slab = Slab(stream=1, layer=0, first=0, count=2, checksum=None, runs=runs, generations=bytes(16))
         session._wire.send(slab)
         await until(lambda: len(pair.role.failed) == 1)
         assert "not in its arena" in pair.role.failed[0][1]
@@ -170,3 +171,21 @@ def test_copies_are_as_the_runs_say():
 
 def test_a_host_id_is_this_host():
     assert shm.local_host_id() == shm.local_host_id() != ""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "short", "missing"])
+def test_what_a_peer_names_is_mapped_only_when_it_is_an_arena(tmp_path: Path, kind: str) -> None:
+    handle = ArenaHandle(name=f"{SHM_PREFIX}{os.getpid()}-test-{kind}", layout=LAYOUT, num_blocks=4)
+    path, whole = SHM_DIR / handle.name, tmp_path / "whole"
+    whole.write_bytes(bytes(arena_bytes(LAYOUT, 4)))
+    try:
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "link":
+            path.symlink_to(whole)
+        elif kind == "short":
+            path.write_bytes(b"x")
+        with pytest.raises((KvCorrupt, OSError)):
+            MappedArena(handle)
+    finally:
+        path.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ from kv_helpers import TINY
 from transfer.errors import IllegalTransition, InvalidValue, KvCorrupt, KvTransferFailed, ProtocolError
 from transfer.kv.frames import Ack, Credit, Grant, Nack, Refuse, Slab
 from transfer.kv.port import KvTrailer
-from transfer.kv.stream import RECEIVE_TABLE, SEND_TABLE, BlockTable, RecvStream, SendLimits, SendStream
+from transfer.kv.stream import RECEIVE_TABLE, SEND_TABLE, RecvStream, SendLimits, SendStream
+from transfer.kv.table import BlockTable
 
 BLOCK = 2 * TINY.slab_bytes
 TRAILER = KvTrailer(num_tokens=4)
@@ -334,3 +335,16 @@ def test_an_illegal_move_tells_the_history():
 def test_the_tables_end():
     for table, finals in ((SEND_TABLE, {"done", "failed"}), (RECEIVE_TABLE, {"done", "failed"})):
         assert set(table.values()) - {state for state, _ in table} == finals
+
+
+def test_reads_in_progress_keep_a_silent_stream_alive():
+    stream = RecvStream(1, TINY, [0, 1], window=1 << 20, stall_s=10.0, now=0.0, direct=1 << 20)
+    slab = Slab(stream=1, layer=0, first=0, count=2, checksum=5, runs=((0, 2),), generations=bytes(16))
+    assert stream.expect(slab, 0, 1.0)
+    stream.read_begun(slab)
+    assert stream.reading
+    assert stream.stalled(100.0) is None
+    stream.landed(slab)
+    assert not stream.reading
+    assert stream.stalled(109.0) is None
+    assert stream.stalled(110.0) is not None

@@ -9,26 +9,36 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import msgspec
 
 from transfer.errors import ProtocolError
 
-KV_PROTOCOL = 1
+KV_PROTOCOL = 2
 NONCE_BYTES = 32
 LENGTH_BYTES = 2
 MAX_WORD_BYTES = 1024
 
 
 class Word(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One handshake message. error: why the other side is turned away, in a sentence."""
+    """One handshake message. error: why the other side is turned away, in a sentence.
+
+    striped: several connections shall carry the session. token: of the session this connection joins (opener), of the
+    session it has begun (acceptor): nobody else can guess it.
+    """
 
     protocol: int
     nonce: bytes = b""
     proof: bytes = b""
     keyed: bool = False
     error: str = ""
+    striped: bool = False
+    token: bytes = b""
+
+
+Admit = Callable[[Word], tuple[str | None, bytes]]
+"""What the acceptor makes of an opener that has proved the key: why it is turned away, or None; its session's token."""
 
 
 Handshake = Generator[bytes, Word, tuple[bytes, str | None]]
@@ -36,30 +46,41 @@ Handshake = Generator[bytes, Word, tuple[bytes, str | None]]
 why the other side is turned away or None)."""
 
 
-def opener_handshake(key: bytes | None) -> Handshake:
-    """The side that connected. Raises ProtocolError when the peer turns us away or does not prove the key."""
+def opener_handshake(
+    key: bytes | None, *, striped: bool = False, token: bytes = b"", learn: Callable[[bytes], None] | None = None
+) -> Handshake:
+    """The side that connected. token: of the session to join; learn: is told the token of a new striped one.
+
+    Raises ProtocolError when the peer turns us away or does not prove the key.
+    """
     nonce = secrets.token_bytes(NONCE_BYTES)
-    answer = yield encode_word(Word(protocol=KV_PROTOCOL, nonce=nonce, keyed=key is not None))
+    hello = Word(protocol=KV_PROTOCOL, nonce=nonce, keyed=key is not None, striped=striped, token=token)
+    answer = yield encode_word(hello)
     _check(answer)
-    if key is None:
-        return b"", None
-    if not hmac.compare_digest(answer.proof, _proof(key, b"acceptor", nonce, answer.nonce)):
-        raise ProtocolError("the peer does not hold our auth key; give both sides the same key")
-    _check((yield encode_word(Word(protocol=KV_PROTOCOL, proof=_proof(key, b"opener", nonce, answer.nonce)))))
+    if key is not None:
+        if not hmac.compare_digest(answer.proof, _proof(key, b"acceptor", hello, answer.nonce)):
+            raise ProtocolError("the peer does not hold our auth key; give both sides the same key")
+        proof = _proof(key, b"opener", hello, answer.nonce)
+        answer = yield encode_word(Word(protocol=KV_PROTOCOL, proof=proof))
+        _check(answer)
+    if learn is not None:
+        learn(answer.token)
     return b"", None
 
 
-def acceptor_handshake(key: bytes | None) -> Handshake:
-    """The side that listens; it says why before it turns anybody away."""
+def acceptor_handshake(key: bytes | None, admit: Admit | None = None, refuse: str = "") -> Handshake:
+    """The side that listens; it says why before it turns anybody away. refuse: turn away whoever it is, for this."""
     hello = yield b""
-    problem = _problem(hello, key)
+    problem, token = refuse or _problem(hello, key), b""
     if problem is None and key is not None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        proof = _proof(key, b"acceptor", hello.nonce, nonce)
+        proof = _proof(key, b"acceptor", hello, nonce)
         answer = yield encode_word(Word(protocol=KV_PROTOCOL, nonce=nonce, proof=proof, keyed=True))
-        if not hmac.compare_digest(answer.proof, _proof(key, b"opener", hello.nonce, nonce)):
+        if not hmac.compare_digest(answer.proof, _proof(key, b"opener", hello, nonce)):
             problem = "its auth key is not ours; give both sides the same key"
-    return encode_word(Word(protocol=KV_PROTOCOL, error=problem or "")), problem
+    if problem is None and admit is not None:
+        problem, token = admit(hello)
+    return encode_word(Word(protocol=KV_PROTOCOL, error=problem or "", token=token)), problem
 
 
 def encode_word(word: Word) -> bytes:
@@ -89,6 +110,8 @@ def _problem(hello: Word, key: bytes | None) -> str | None:
         return "one side has an auth key and the other has none; give both sides the same key"
     if len(hello.nonce) != NONCE_BYTES:
         return f"a nonce is {NONCE_BYTES} bytes, got {len(hello.nonce)}"
+    if hello.token and not hello.striped:
+        return "only a striped session can be joined"
     return None
 
 
@@ -101,6 +124,7 @@ def _check(answer: Word) -> None:
         )
 
 
-def _proof(key: bytes, side: bytes, opener_nonce: bytes, acceptor_nonce: bytes) -> bytes:
-    text = b"phaseplane-kv\0" + side + b"\0" + bytes([KV_PROTOCOL]) + opener_nonce + acceptor_nonce
+def _proof(key: bytes, side: bytes, hello: Word, acceptor_nonce: bytes) -> bytes:
+    said = hello.nonce + bytes([hello.striped]) + hello.token
+    text = b"phaseplane-kv\0" + side + b"\0" + bytes([KV_PROTOCOL]) + acceptor_nonce + said
     return hmac.new(key, text, hashlib.sha256).digest()

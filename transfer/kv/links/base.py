@@ -10,12 +10,13 @@ from transfer.errors import InvalidValue, KvError, KvTransferFailed
 from transfer.kv.links.context import PortContext
 from transfer.kv.links.sending import Push
 from transfer.kv.links.session import Session
-from transfer.kv.port import KvDelegate, KvFetch, KvOffer
+from transfer.kv.port import KvAnswer, KvAsk, KvDelegate, KvFetch, KvOffer, OnFetched
 from transfer.terms import RequestId
 from transfer.wire.messages import KvPeer
 
 TICKS_PER_STALL = 8
 IDLE_S = 60.0
+CLOSE_S = 5.0
 
 
 class SessionPort(ABC):
@@ -63,7 +64,9 @@ class SessionPort(ABC):
             raise KvTransferFailed(f"{peer.instance_id} did not answer the offer within {timeout_s:g} s") from None
         return push
 
-    async def fetch(self, peer: KvPeer, fetch: KvFetch, blocks: Sequence[int], timeout_s: float) -> int:
+    async def fetch(
+        self, peer: KvPeer, fetch: KvFetch, blocks: Sequence[int], timeout_s: float, on_layer: OnFetched | None = None
+    ) -> int:
         """Fetch leading blocks into `blocks`; how many came and were verified. Raises KvTransferFailed or KvCorrupt."""
         if len(blocks) != len(fetch.hashes):
             raise InvalidValue(f"the fetch has {len(fetch.hashes)} hashes, {len(blocks)} block ids were given")
@@ -71,7 +74,7 @@ class SessionPort(ABC):
         try:
             async with asyncio.timeout(timeout_s):
                 session = await self._connected(peer)
-                call = session.open_fetch(fetch, blocks)
+                call = session.open_fetch(fetch, blocks, on_layer)
                 try:
                     result = await asyncio.shield(call.result)
                 finally:
@@ -80,6 +83,22 @@ class SessionPort(ABC):
             raise KvTransferFailed(f"{peer.instance_id} did not finish the fetch within {timeout_s:g} s") from None
         if isinstance(result, KvError):
             raise result
+        return result
+
+    async def ask(self, peer: KvPeer, ask: KvAsk, timeout_s: float) -> KvAnswer:
+        """Put a question to a pool. Raises KvTransferFailed with its sentence when it refuses, is lost or late."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                session = await self._connected(peer)
+                call = session.open_ask(ask)
+                try:
+                    result = await asyncio.shield(call.result)
+                finally:
+                    session.end_ask(call)
+        except TimeoutError:
+            raise KvTransferFailed(f"{peer.instance_id} did not answer within {timeout_s:g} s") from None
+        if isinstance(result, KvError):
+            raise result if isinstance(result, KvTransferFailed) else KvTransferFailed(str(result))
         return result
 
     def revoke(self, request_id: RequestId, generation: int) -> None:
@@ -105,6 +124,11 @@ class SessionPort(ABC):
     def _lose_all(self, error: KvError) -> None:
         for session in list(self._sessions):
             session.close(error)
+
+    async def _roles_done(self) -> None:
+        """Wait for what roles were reading; it was cancelled when its connection was lost."""
+        if self._context.tasks:
+            await asyncio.wait([*self._context.tasks], timeout=CLOSE_S)
 
     def _schedule(self) -> None:
         tick_s = self._context.limits.stall_s / TICKS_PER_STALL

@@ -8,11 +8,12 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from transfer.errors import KvCorrupt, KvError, KvTransferFailed, PhaseplaneError
-from transfer.kv.frames import STAGING_BYTES, Bye, FrameReader, encode_frame, scratch
-from transfer.kv.links.context import PortContext, log
-from transfer.kv.links.session import Session
+from transfer.errors import KvError, KvTransferFailed, PhaseplaneError
+from transfer.kv.frames import STAGING_BYTES, Bye, FrameReader, FrameSink, encode_frame, scratch
+from transfer.kv.links.context import log
+from transfer.kv.links.sending import OutFrame
 
 WRITE_BYTES = 512 << 10
 """Frames are gathered up to this size for one sendmsg: what was just summed is still in the cache when it is sent."""
@@ -29,25 +30,50 @@ class _Writing:
 
     stream: int
     parts: deque[memoryview]
+    number: int = 0
     begun: bool = False
 
 
-class TcpConnection:
-    """Link over one connected socket. Reads and writes whenever the loop says the socket can."""
+class FrameHost(FrameSink, Protocol):
+    """Whose frames a connection carries: a session, or one of several lanes of it."""
 
-    def __init__(
-        self, sock: socket.socket, context: PortContext, on_closed: Callable[[Session], None], *, opener: bool
-    ) -> None:
+    def next_frame(self) -> OutFrame | None:
+        """The next frame to write, or None."""
+
+    def goodbye(self, error: KvError) -> Bye:
+        """What the peer is told when the connection ends."""
+
+    def broken(self, error: Exception) -> None:
+        """What was received cannot be, or a role failed; `lost` follows."""
+
+    def lost(self, error: KvError) -> None:
+        """The connection has ended."""
+
+
+class TcpConnection:
+    """Link over one connected socket. Reads and writes whenever the loop says the socket can, once it serves a host.
+
+    on_hung_up: the socket is closed, maybe a moment after the host was told that it is lost.
+    """
+
+    striped = False
+    _host: FrameHost
+    _reader: FrameReader
+
+    def __init__(self, sock: socket.socket, on_hung_up: Callable[[TcpConnection], None]) -> None:
         self._sock, self._fd = sock, sock.fileno()
         self._loop = asyncio.get_running_loop()
-        self._on_closed = on_closed
+        self._on_hung_up = on_hung_up
         self._out: deque[_Writing] = deque()
         self._out_bytes = 0
         self._waking = self._writing = self._closed = False
         self._inside_write = self._inside_read = self._resuming = False
         self._linger: asyncio.TimerHandle | None = None
-        self.session = Session(context, self, opener=opener)
-        self._reader = FrameReader(self.session)
+
+    def serve(self, host: FrameHost) -> None:
+        """Begin to read and write; called once."""
+        self._host = host
+        self._reader = FrameReader(host)
         self._loop.add_reader(self._fd, self._readable)
 
     def wake(self) -> None:
@@ -59,11 +85,16 @@ class TcpConnection:
         if not (self._inside_write or self._writing):
             self._writable()
 
-    def divert(self, stream: int) -> None:
+    def divert(self, stream: int, link: int | None = None) -> None:
         self._reader.divert(stream)
 
     def drop(self, stream: int) -> None:
+        self.drop_numbers(stream)
+
+    def drop_numbers(self, stream: int) -> dict[int, None]:
+        """As drop; returns the numbers of the frames that will not be sent."""
         kept: deque[_Writing] = deque()
+        dropped: dict[int, None] = {}
         for frame in self._out:
             if frame.stream != stream:
                 kept.append(frame)
@@ -72,11 +103,13 @@ class TcpConnection:
                 kept.append(frame)
             else:
                 self._out_bytes -= sum(part.nbytes for part in frame.parts)
+                dropped[frame.number] = None
         self._out = kept
+        return dropped
 
     def close(self, error: KvError) -> None:
         self._end(error)
-        self._hang_up()
+        self.hang_up()
 
     def _end(self, error: KvError) -> None:
         """No stream goes on, and the peer is told why."""
@@ -87,7 +120,7 @@ class TcpConnection:
         self._loop.remove_writer(self._fd)
         self._say_goodbye(error)
         self._out.clear()
-        self.session.lost(error)
+        self._host.lost(error)
 
     def _end_politely(self, error: KvError) -> None:
         """As close, when the peer is at fault: hear it out for a moment, as a reset would make it miss why."""
@@ -97,10 +130,10 @@ class TcpConnection:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            self._hang_up()
+            self.hang_up()
             return
         self._loop.add_reader(self._fd, self._discard)
-        self._linger = self._loop.call_later(LINGER_S, self._hang_up)
+        self._linger = self._loop.call_later(LINGER_S, self.hang_up)
 
     def _discard(self) -> None:
         try:
@@ -110,16 +143,17 @@ class TcpConnection:
             return
         except OSError:
             pass  # it hung up
-        self._hang_up()
+        self.hang_up()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Close the socket at once, without a word. Idempotent."""
         if self._sock.fileno() < 0:
             return
         if self._linger is not None:
             self._linger.cancel()
             self._loop.remove_reader(self._fd)
         self._sock.close()
-        self._on_closed(self.session)
+        self._on_hung_up(self)
 
     def _readable(self) -> None:
         if not self._resuming:  # else what was read before must be taken first
@@ -187,18 +221,20 @@ class TcpConnection:
             self.close(KvTransferFailed(f"the connection was lost: {error}"))
         except PhaseplaneError as error:
             log.warning("closing a KV connection: %s", error)
+            self._host.broken(error)
             self._end_politely(error if isinstance(error, KvError) else KvTransferFailed(str(error)))
         except Exception as error:  # noqa: BLE001 - supervision boundary: no half-read connection may stay behind
             log.exception("a role failed while it was handed KV; its connection is closed")
+            self._host.broken(error)
             self._end_politely(KvTransferFailed(f"the role behind the KV port failed: {type(error).__name__}"))
 
     def _refill(self) -> None:
         gathered = 0  # KV bytes, also of mapped slabs: the receiver should start on the first before we name the last
         while self._out_bytes < WRITE_BYTES and gathered < WRITE_BYTES:
-            frame = self.session.next_frame()
+            frame = self._host.next_frame()
             if frame is None:
                 return
-            self._out.append(_Writing(frame.stream, deque(frame.parts)))
+            self._out.append(_Writing(frame.stream, deque(frame.parts), frame.number))
             self._out_bytes += sum(part.nbytes for part in frame.parts)
             gathered += frame.kv_bytes
 
@@ -231,4 +267,4 @@ class TcpConnection:
         """Best effort: tell the peer why, unless a frame is half sent."""
         if not (self._out and self._out[0].begun):
             with contextlib.suppress(OSError):
-                self._sock.send(encode_frame(Bye(stream=0, reason=str(error), corrupt=isinstance(error, KvCorrupt))))
+                self._sock.send(encode_frame(self._host.goodbye(error)))

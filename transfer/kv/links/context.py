@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transfer.errors import KvError, Refused
 from transfer.kv.arena import KvArena
 from transfer.kv.frames import Frame
+from transfer.kv.links.choice import LinkLimits
 from transfer.kv.port import KvDelegate
 from transfer.kv.stream import SendLimits
 from transfer.terms import KvLayout
+
+if TYPE_CHECKING:
+    from transfer.kv.links.direct_ring import DirectRing
 
 log = logging.getLogger("transfer.kv")
 
@@ -35,10 +40,19 @@ class PortContext:
     window_bytes: int = 8 << 20
     mapped_window_bytes: int = 32 << 20
     limits: SendLimits = field(default_factory=SendLimits)
+    link_limits: LinkLimits = field(default_factory=LinkLimits)
     checksum: bool = True
     shm: bool = True
-    shm_checksum: bool = True
+    shm_checksum: bool = False
+    """Off, as nothing can change the bytes on the way: a processor copies them once from memory to memory, out of an
+    arena that was mapped by its unguessable name and has the size its layout says; and a block that changed hands
+    meanwhile is found by its generation, which is named before and read again after the copy. What is at rest for long
+    (a pool's SSD tier) has checksums of its own."""
+    direct: DirectRing | None = None
+    """Another project's transfer engine that moves KV where memory is not shared."""
     fingerprint: bytes | None = None
+    tasks: dict[asyncio.Future[Any], None] = field(default_factory=dict)
+    """What roles were asked to read and what is still at it, on any connection; a port waits for it when it closes."""
 
     def role(self) -> KvDelegate:
         """Raises Refused while there is none."""
@@ -48,21 +62,37 @@ class PortContext:
 
     def check_peer(self, target_epoch: int, fingerprint: bytes, layout: KvLayout) -> None:
         """Raises Refused for another life, another memory layout or other weights."""
-        if target_epoch != self.epoch:
-            raise Refused(
-                f"{self.instance_id} is in epoch {self.epoch}, the peer was told {target_epoch}; place it again"
-            )
+        self._check_epoch(target_epoch)
         own = self.arena.layout
         if layout != own:
             pairs = ((name, getattr(layout, name), getattr(own, name)) for name in KvLayout.__struct_fields__)
             different = ", ".join(f"{name} {theirs} against {ours}" for name, theirs, ours in pairs if theirs != ours)
             raise Refused(f"{self.instance_id} has another KV layout: {different}; only equal layouts exchange KV")
+        self._check_fingerprint(fingerprint)
+
+    def check_asker(self, target_epoch: int, fingerprint: bytes) -> None:
+        """Raises Refused for another life or other weights; 0 and no bytes mean any."""
+        if target_epoch:
+            self._check_epoch(target_epoch)
+        if fingerprint:
+            self._check_fingerprint(fingerprint)
+
+    def _check_epoch(self, target_epoch: int) -> None:
+        if target_epoch != self.epoch:
+            raise Refused(
+                f"{self.instance_id} is in epoch {self.epoch}, the peer was told {target_epoch}; place it again"
+            )
+
+    def _check_fingerprint(self, fingerprint: bytes) -> None:
         if self.fingerprint is not None and fingerprint != self.fingerprint:
             raise Refused(f"{self.instance_id} has another KV fingerprint: other weights, tokenizer, dtype or tenant")
 
 
 class Link(Protocol):
-    """What moves a session's frames."""
+    """What moves a session's frames. striped: over several connections, so that slabs may come in any order, also after
+    their commit, and more than once; control frames come in the order they were sent."""
+
+    striped: bool
 
     def wake(self) -> None:
         """There are frames to send: call Session.next_frame until it returns None."""
@@ -70,8 +100,8 @@ class Link(Protocol):
     def flush(self) -> None:
         """Send what there is to send now rather than at the end of this turn of the loop, if possible."""
 
-    def divert(self, stream: int) -> None:
-        """Write no further received byte of `stream` into the memory it was meant for."""
+    def divert(self, stream: int, link: int | None = None) -> None:
+        """Write no further received byte of `stream` into the memory it was meant for; link: on this one only."""
 
     def drop(self, stream: int) -> None:
         """Read no further byte of `stream`'s memory; frames of it that are not begun need not be sent."""

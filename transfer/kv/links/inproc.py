@@ -99,6 +99,7 @@ class InprocKvPort(SessionPort):
     async def close(self) -> None:
         """Leave the network; every stream fails. Idempotent."""
         self.leave(f"{self._context.instance_id} closed its KV port")
+        await self._roles_done()
 
     def leave(self, reason: str) -> None:
         """Take part no more; every stream fails, here and at its peers. Idempotent."""
@@ -141,6 +142,8 @@ class InprocKvPort(SessionPort):
 class InprocLink:
     """Link: one end of a connection. Bytes are copied when they enter the network, like a socket's."""
 
+    striped = False
+
     def __init__(
         self, network: InprocKvNetwork, context: PortContext, on_closed: Callable[[Session], None], *, opener: bool
     ) -> None:
@@ -161,7 +164,7 @@ class InprocLink:
     def flush(self) -> None:
         """Nothing to gain: the network is busy or it is not."""
 
-    def divert(self, stream: int) -> None:
+    def divert(self, stream: int, link: int | None = None) -> None:
         self._reader.divert(stream)
 
     def drop(self, stream: int) -> None:

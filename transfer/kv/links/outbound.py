@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
-from transfer.errors import KvError, KvTransferFailed
+from transfer.errors import KvError, KvTransferFailed, ProtocolError
 from transfer.kv.arena import ArenaHandle
-from transfer.kv.frames import Abort, Ack, Alive, Credit, Fetch, Fetched, Grant, Nack, Offer, Refuse
+from transfer.kv.frames import Abort, Ack, Alive, Credit, Fetch, Fetched, Grant, Nack, Offer, Refuse, RemoteHandle
 from transfer.kv.links.context import PortContext, Wire, guard
-from transfer.kv.links.sending import OutFrame, Push, Sending, Serving
-from transfer.kv.port import KvOffer
+from transfer.kv.links.reading import Readings
+from transfer.kv.links.sending import OutFrame, Push, Sending, Serving, SlabName
+from transfer.kv.port import KvDelegate, KvOffer
 from transfer.kv.stream import SendStream
 
 
@@ -29,9 +30,10 @@ class Outbound:
         self._ready: deque[Sending] = deque()
         self._pushed: deque[tuple[Push, int, int, int]] = deque()
         self._waking = False
+        self._readings = Readings(context, self._serve, self._refuse)
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._streams) + len(self._readings)
 
     def open_push(self, stream: int, offer: KvOffer, blocks: Sequence[int], peer_host_id: str) -> Push:
         """Send an offer; the push's own futures say how it goes."""
@@ -41,7 +43,7 @@ class Outbound:
         self._wire.send(
             Offer(
                 stream=stream, offer=offer, layout=context.arena.layout, host_id=context.host_id,
-                arena=self._handle(peer_host_id),
+                arena=self._handle(peer_host_id), remote=self._remote(),
             )
         )  # fmt: skip
         return push
@@ -50,19 +52,21 @@ class Outbound:
         """Answer a peer's fetch with what the role has. Raises Refused."""
         fetch, role = frame.fetch, self._context.role()
         self._context.check_peer(fetch.target_epoch, fetch.fingerprint, frame.layout)
-        blocks = list(role.kv_wanted(fetch))
-        if blocks:
-            served = partial(role.kv_served, fetch)
-            self._streams[frame.stream] = Serving(self._machine(frame.stream, 0, blocks), self._context.arena, served)
+        found = role.kv_wanted(fetch)
+        if isinstance(found, Awaitable):
+            self._readings.start(frame, role, found)
         else:
-            role.kv_served(fetch)
-        self._wire.send(Fetched(stream=frame.stream, count=len(blocks), arena=self._handle(frame.host_id)))
+            self._serve(frame, role, found)
 
     def receive(self, frame: Grant | Credit | Ack | Refuse | Nack) -> None:
         """The receiver of a stream answers. An answer to a stream given up a moment ago means nothing."""
         sending = self._streams.get(frame.stream)
         if sending is None:
+            if isinstance(frame, Nack):
+                self._readings.cancel(frame.stream, "the asker gave up")
             return
+        if isinstance(frame, Grant) and frame.direct and self._remote() is None:
+            raise ProtocolError("the receiver wants to read memory that was not offered to be read")
         sending.machine.receive(frame, self._loop.time())
         if sending.machine.over:
             self._wire.link.drop(frame.stream)
@@ -83,6 +87,17 @@ class Outbound:
             sending.ready = False
         return None
 
+    def slab_again(self, stream: int, name: SlabName) -> OutFrame | None:
+        """A slab that was lost with its connection; None when its stream is over: its memory is not read."""
+        sending = self._streams.get(stream)
+        return None if sending is None else sending.slab_frame(*name)
+
+    def give_up_stream(self, stream: int, error: KvError) -> None:
+        """Fail one stream, here and at the peer."""
+        sending = self._streams.get(stream)
+        if sending is not None:
+            self.give_up(sending, error)
+
     def tick(self, now: float) -> None:
         """Fail what waits in vain; tell receivers that a quiet sender lives."""
         for sending in list(self._streams.values()):
@@ -90,9 +105,12 @@ class Outbound:
                 self.give_up(sending, KvTransferFailed(reason))
             elif sending.machine.alive_due(now):
                 self._wire.send(Alive(stream=sending.machine.stream))
+        for stream in self._readings.streams:
+            self._wire.send(Alive(stream=stream))
 
     def lost(self, error: KvError) -> None:
         self._ready.clear()
+        self._readings.lost()
         for sending in list(self._streams.values()):
             sending.machine.fail(error)
             guard(partial(self._settle, sending))
@@ -131,6 +149,19 @@ class Outbound:
             push.machine.push(layer, first_block, count)
             self.make_ready(push)
 
+    def _serve(self, frame: Fetch, role: KvDelegate, found: Sequence[int]) -> None:
+        """Send what the role has found and pinned, until the fetch ends."""
+        blocks, served = list(found), partial(role.kv_served, frame.fetch)
+        if not blocks or self._wire.failure is not None:
+            served()
+        else:
+            self._streams[frame.stream] = Serving(self._machine(frame.stream, 0, blocks), self._context.arena, served)
+        handle = self._handle(frame.host_id)
+        self._wire.send(Fetched(stream=frame.stream, count=len(blocks), arena=handle, remote=self._remote()))
+
+    def _refuse(self, stream: int, reason: str) -> None:
+        self._wire.send(Refuse(stream=stream, reason=reason))
+
     def _machine(self, stream: int, first_block: int, blocks: Sequence[int]) -> SendStream:
         context = self._context
         return SendStream(stream, context.arena.layout, first_block, blocks, context.limits, self._loop.time())
@@ -138,6 +169,10 @@ class Outbound:
     def _handle(self, peer_host_id: str) -> ArenaHandle | None:
         context = self._context
         return context.arena.handle if context.shm and peer_host_id == context.host_id else None
+
+    def _remote(self) -> RemoteHandle | None:
+        direct = self._context.direct
+        return None if direct is None else direct.handle
 
     def _settle(self, sending: Sending) -> None:
         if self._streams.pop(sending.machine.stream, None) is not None:

@@ -9,23 +9,51 @@ import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from transfer.errors import KvError, KvTransferFailed, ProtocolError
 from transfer.kv.arena import KvArena
-from transfer.kv.frames import Slab, encode_frame
+from transfer.kv.frames import Frame, Slab, encode_frame
 from transfer.kv.links.memory import checksum, halves, pieces
 from transfer.kv.port import KvTrailer, SendStats
 from transfer.kv.stream import SendStream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutFrame:
-    """One frame to write: header bytes, then views of arena memory. kv_bytes: what it moves, here or when mapped."""
+    """One frame to write: header bytes, then views of arena memory. kv_bytes: what it moves, here or when mapped.
+
+    control, slab: what it is, one of them. number: its place on its connection, where several carry the session.
+    """
 
     stream: int
     parts: list[memoryview]
     kv_bytes: int = 0
+    control: Frame | None = None
+    slab: Slab | None = None
+    number: int = 0
+
+    def numbered(self, number: int) -> OutFrame:
+        """The same slab with its number."""
+        assert self.slab is not None
+        slab = msgspec.structs.replace(self.slab, number=number)
+        payload = self.parts[1:]
+        head = memoryview(encode_frame(slab, self.kv_bytes if payload else 0))
+        return OutFrame(self.stream, [head, *payload], self.kv_bytes, slab=slab, number=number)
+
+
+class SlabName(NamedTuple):
+    """Which blocks a slab holds: of one layer, by offered index."""
+
+    layer: int
+    first: int
+    num_blocks: int
+
+
+def control_frame(frame: Frame) -> OutFrame:
+    return OutFrame(frame.stream, [memoryview(encode_frame(frame))], control=frame)
 
 
 class SendingHost(Protocol):
@@ -57,9 +85,9 @@ class Sending:
         machine = self.machine
         slab = machine.next_slab(now)
         if slab is not None:
-            return self._slab_frame(*slab)
+            return self.slab_frame(*slab)
         commit = machine.next_commit(now)
-        return None if commit is None else OutFrame(machine.stream, [memoryview(encode_frame(commit))])
+        return None if commit is None else control_frame(commit)
 
     def granted(self) -> None:
         """The receiver said yes."""
@@ -67,26 +95,27 @@ class Sending:
     def ended(self) -> None:
         """Acknowledged or failed; called once."""
 
-    def _slab_frame(self, layer: int, first: int, count: int) -> OutFrame:
+    def slab_frame(self, layer: int, first: int, count: int) -> OutFrame:
+        """The frame of `count` offered blocks from `first`: made anew when it was lost on the way."""
         machine, arena = self.machine, self.arena
         runs = machine.table.runs(first, count)
         blocks = machine.table.blocks[first : first + count]
         arena.prepare_read(layer, blocks)
         generations = b""
-        if machine.mapped:  # read before the bytes: whoever changes them later bumps it, and the reader notices
-            if arena.handle is None:
+        if machine.named:  # read before the bytes: whoever changes them later bumps it, and the reader notices
+            if machine.mapped and arena.handle is None:
                 raise ProtocolError("the receiver wants to map an arena that is private")
-            generations = struct.pack(f"<{count}Q", *map(arena.generation, blocks))
+            generations = struct.pack(f"={count}Q", *map(arena.generation, blocks))  # one host: its byte order
         parts = pieces(halves(arena, layer), runs, machine.layout.slab_bytes)
         slab = Slab(
             stream=machine.stream, layer=layer, first=first, count=count,
             checksum=checksum(parts) if machine.checksums else None,
-            runs=tuple(runs) if machine.mapped else (), generations=generations,
+            runs=tuple(runs) if machine.named else (), generations=generations,
         )  # fmt: skip
         num_bytes = 2 * count * machine.layout.slab_bytes
-        if machine.mapped:
-            return OutFrame(machine.stream, [memoryview(encode_frame(slab))], num_bytes)
-        return OutFrame(machine.stream, [memoryview(encode_frame(slab, num_bytes)), *parts], num_bytes)
+        if machine.named:
+            return OutFrame(machine.stream, [memoryview(encode_frame(slab))], num_bytes, slab=slab)
+        return OutFrame(machine.stream, [memoryview(encode_frame(slab, num_bytes)), *parts], num_bytes, slab=slab)
 
 
 class Push(Sending):

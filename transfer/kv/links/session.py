@@ -14,6 +14,8 @@ from transfer.kv.frames import (
     Abort,
     Ack,
     Alive,
+    Answer,
+    Ask,
     Bye,
     Commit,
     Credit,
@@ -22,17 +24,20 @@ from transfer.kv.frames import (
     Frame,
     Grant,
     Nack,
+    Numbered,
     Offer,
+    Probe,
     Refuse,
     Slab,
-    encode_frame,
+    Taken,
     scratch,
 )
+from transfer.kv.links.asking import AskCall, Asking
 from transfer.kv.links.context import Link, PortContext, Wire
 from transfer.kv.links.inbound import FetchCall, Inbound
 from transfer.kv.links.outbound import Outbound
-from transfer.kv.links.sending import OutFrame, Push
-from transfer.kv.port import KvFetch, KvOffer
+from transfer.kv.links.sending import OutFrame, Push, SlabName, control_frame
+from transfer.kv.port import KvAsk, KvFetch, KvOffer, OnFetched
 from transfer.terms import RequestId
 from transfer.wire.messages import KvPeer
 
@@ -47,6 +52,7 @@ class Session:
         self._wire = Wire(link)
         self._outbound = Outbound(context, self._wire)
         self._inbound = Inbound(context, self._wire)
+        self._asking = Asking(context, self._wire)
         self._last_stream = 0
         self._busy_s = asyncio.get_running_loop().time()
 
@@ -57,8 +63,8 @@ class Session:
 
     @property
     def num_streams(self) -> int:
-        """Pushes and fetches in progress, both ways."""
-        return len(self._outbound) + len(self._inbound)
+        """Pushes, fetches and questions in progress, both ways."""
+        return len(self._outbound) + len(self._inbound) + len(self._asking)
 
     # --- what the port asks for ---------------------------------------------------------------------------------
 
@@ -66,13 +72,21 @@ class Session:
         """Send an offer. Raises KvTransferFailed when the connection is lost or has too many streams."""
         return self._outbound.open_push(self._new_stream(), offer, blocks, peer.host_id)
 
-    def open_fetch(self, fetch: KvFetch, blocks: Sequence[int]) -> FetchCall:
+    def open_fetch(self, fetch: KvFetch, blocks: Sequence[int], on_layer: OnFetched | None) -> FetchCall:
         """Ask for leading blocks. Raises KvTransferFailed when the connection is lost or has too many streams."""
-        return self._inbound.fetch(self._new_stream(), fetch, blocks)
+        return self._inbound.fetch(self._new_stream(), fetch, blocks, on_layer)
 
     def end_fetch(self, call: FetchCall, reason: str) -> None:
         """Stop writing into a fetch's blocks. Idempotent."""
         self._inbound.end_fetch(call, reason)
+
+    def open_ask(self, ask: KvAsk) -> AskCall:
+        """Put a question. Raises KvTransferFailed when the connection is lost or has too many streams."""
+        return self._asking.ask(self._new_stream(), ask)
+
+    def end_ask(self, call: AskCall) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        self._asking.end(call)
 
     def revoke(self, request_id: RequestId, generation: int) -> None:
         """Stop writing into blocks granted to this request up to this generation."""
@@ -95,21 +109,21 @@ class Session:
     def next_frame(self) -> OutFrame | None:
         """The next frame to write: control frames first, then a slab of each sending stream in turn."""
         if self._wire.control:
-            frame = self._wire.control.popleft()
-            return OutFrame(frame.stream, [memoryview(encode_frame(frame))])
+            return control_frame(self._wire.control.popleft())
         return self._outbound.next_frame()
 
-    def slab_opened(self, slab: Slab, payload_bytes: int) -> Sequence[memoryview]:
-        return self._inbound.slab_opened(slab, payload_bytes) if self.failure is None else scratch(payload_bytes)
+    def slab_opened(self, slab: Slab, payload_bytes: int, link: int = 0) -> Sequence[memoryview]:
+        """frames.FrameSink; link: on which of several connections, where there are."""
+        return self._inbound.slab_opened(slab, payload_bytes, link) if self.failure is None else scratch(payload_bytes)
 
-    def slab_closed(self, slab: Slab) -> None:
-        self._inbound.slab_closed(slab)
+    def slab_closed(self, slab: Slab, link: int = 0) -> None:
+        self._inbound.slab_closed(slab, link)
 
     def frame_received(self, frame: Frame) -> None:
         if self.failure is not None:
             return
         match frame:
-            case Offer() | Fetch():
+            case Offer() | Fetch() | Ask():
                 self._stream_opened(frame)
             case Fetched():
                 self._inbound.fetched(frame)
@@ -117,12 +131,43 @@ class Session:
                 self._inbound.receive(frame)
             case Grant() | Credit() | Ack() | Nack():
                 self._outbound.receive(frame)
+            case Answer():
+                self._asking.receive(frame)
             case Refuse():
+                self._asking.receive(frame)
                 self._inbound.refused(frame)
                 self._outbound.receive(frame)
+            case Numbered() | Taken() | Probe():
+                raise ProtocolError(f"the peer sent a {type(frame).__name__} where one connection carries the session")
             case Bye():
                 reason = f"the peer ended the connection: {frame.reason}"
                 self._wire.link.close(KvCorrupt(reason) if frame.corrupt else KvTransferFailed(reason))
+
+    def goodbye(self, error: KvError) -> Bye:
+        """What the peer is told when the connection ends."""
+        return Bye(stream=0, reason=str(error), corrupt=isinstance(error, KvCorrupt))
+
+    def broken(self, error: Exception) -> None:
+        """What was received cannot be; the connection will be lost in a moment, and with it the session."""
+
+    # --- where several connections carry it ---------------------------------------------------------------------
+
+    @property
+    def has_control(self) -> bool:
+        """There is a frame that needs no room."""
+        return bool(self._wire.control)
+
+    def slab_again(self, stream: int, name: SlabName) -> OutFrame | None:
+        """A slab that was lost with its connection; None when its stream is over."""
+        return self._outbound.slab_again(stream, name)
+
+    def give_up(self, stream: int, error: KvError) -> None:
+        """Fail one sending stream."""
+        self._outbound.give_up_stream(stream, error)
+
+    def link_lost(self, link: int) -> None:
+        """What it had begun to receive on this connection will come again on another."""
+        self._inbound.link_lost(link)
 
     def lost(self, error: KvError) -> None:
         """The connection is gone: every stream on it fails at once. Idempotent."""
@@ -131,8 +176,9 @@ class Session:
             self._wire.control.clear()
             self._outbound.lost(error)
             self._inbound.lost(error)
+            self._asking.lost(error)
 
-    def _stream_opened(self, frame: Offer | Fetch) -> None:
+    def _stream_opened(self, frame: Offer | Fetch | Ask) -> None:
         if self._opener:
             raise ProtocolError(f"the peer sent a {type(frame).__name__} on a connection it did not open")
         if frame.stream <= self._last_stream:
@@ -141,10 +187,13 @@ class Session:
         try:
             if self.num_streams >= MAX_STREAMS:
                 raise Refused(f"{self._context.instance_id} has {MAX_STREAMS} streams open for this peer; try later")
-            if isinstance(frame, Offer):
-                self._inbound.grant(frame)
-            else:
-                self._outbound.serve(frame)
+            match frame:
+                case Offer():
+                    self._inbound.grant(frame)
+                case Fetch():
+                    self._outbound.serve(frame)
+                case Ask():
+                    self._asking.serve(frame)
         except Refused as refusal:
             self._wire.send(Refuse(stream=frame.stream, reason=str(refusal)))
 

@@ -6,7 +6,6 @@ A copy counts only if the blocks' generations are, after it, still those the sen
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from transfer.kv.arena import ArenaHandle, KvArena, MappedArena
 from transfer.kv.frames import Slab
 from transfer.kv.links.context import PortContext, log
 from transfer.kv.links.memory import copy_runs, halves
-from transfer.kv.stream import Run
+from transfer.kv.table import Run
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -58,17 +57,17 @@ def copy_slab(slab: Slab, runs: Sequence[Run], mapped: MappedArena | None, arena
 
     Returns the checksum of what is now in `runs`, None when the slab has none to compare it with.
     """
-    if mapped is None or not _inside(slab, mapped.num_blocks):
+    if mapped is None or not runs_inside(slab, mapped.num_blocks):
         raise ProtocolError(f"the sender named blocks {slab.runs} for {slab.count} blocks; they are not in its arena")
     source, target = halves(mapped, slab.layer), halves(arena, slab.layer)
     summed = slab.checksum is not None
     found_sum = copy_runs(source, slab.runs, target, runs, arena.layout.slab_bytes, summed=summed)
-    found = [mapped.generation(first + step) for first, count in slab.runs for step in range(count)]
-    if struct.pack(f"<{slab.count}Q", *found) != slab.generations:
+    if b"".join(mapped.generations(first, count) for first, count in slab.runs) != slab.generations:
         raise KvCorrupt(f"the sender's blocks {slab.runs} changed hands while layer {slab.layer} was copied")
     return found_sum
 
 
-def _inside(slab: Slab, num_blocks: int) -> bool:
+def runs_inside(slab: Slab, num_blocks: int) -> bool:
+    """Whether the runs a slab names are its blocks, all within an arena of `num_blocks`."""
     total = sum(count for _, count in slab.runs)
     return total == slab.count and all(first >= 0 and 0 < count <= num_blocks - first for first, count in slab.runs)

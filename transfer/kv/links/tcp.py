@@ -1,7 +1,8 @@
 """KvPort over TCP: bytes go from one arena's memory to the other's through the sockets, with no copy of ours between.
 
 Received payload is scattered by recvmsg straight into the granted blocks; sent slabs are gathered by sendmsg. Frames
-are made only when the socket can take them, so no backlog builds up. On one host the payload stays in shared memory.
+are made only when the socket can take them, so no backlog builds up. On one host the payload stays in shared memory;
+between hosts another project's transfer engine may carry it (direct.py).
 """
 
 from __future__ import annotations
@@ -9,37 +10,37 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from urllib.parse import urlsplit
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
-from transfer.errors import ConfigError, KvTransferFailed, ProtocolError
+from transfer.errors import ConfigError, KvError, KvTransferFailed, ProtocolError
 from transfer.kv.arena import KvArena
-from transfer.kv.links.auth import (
-    LENGTH_BYTES,
-    Handshake,
-    acceptor_handshake,
-    decode_word,
-    opener_handshake,
-    word_length,
-)
+from transfer.kv.links.auth import opener_handshake
 from transfer.kv.links.base import SessionPort
+from transfer.kv.links.bundle import MAX_LINKS, Bundle
+from transfer.kv.links.choice import LinkLimits
 from transfer.kv.links.connection import TcpConnection
-from transfer.kv.links.context import PortContext, log
+from transfer.kv.links.context import PortContext
+from transfer.kv.links.direct import DirectReader, make_reader
+from transfer.kv.links.direct_ring import DirectRing, RingLimits
+from transfer.kv.links.door import Door
 from transfer.kv.links.session import Session
 from transfer.kv.links.shm import local_host_id
+from transfer.kv.links.sockets import CONNECT_S, connect, listen, shake, split_endpoint
 from transfer.kv.port import KvDelegate
 from transfer.kv.stream import SendLimits
 from transfer.wire.messages import KvPeer
 
-SOCKET_BUFFER_BYTES = 2 << 20
-CONNECT_S = 5.0
-MAX_CONNECTIONS = 1024
-
 
 class TcpKvPort(SessionPort):
-    """KvPort on one listening socket, with kept connections to peers. Raises ConfigError for an unsafe address.
+    """KvPort on listening sockets, with kept connections to peers. Raises ConfigError for an unsafe address.
 
-    host, port: where to listen; beyond loopback `auth_key` is required, and every peer must hold it. advertise: the
-    host peers are told, where it is not `host`. stall_s: how long a stream may owe something before it fails.
+    host, port: where to listen, several hosts (one for each network card) with commas between; beyond loopback
+    `auth_key` is required, and every peer must hold it. advertise: the hosts peers are told, where not `host`.
+    links: connections to each endpoint of a peer; more than one connection stripes a session over all of them.
+    stall_s: how long a stream may owe something before it fails; link_limits: when a link is given up for others.
+    direct: a backend (mooncake, nixl) that carries payload where memory is not shared and the peer has it too.
     """
 
     def __init__(
@@ -47,46 +48,50 @@ class TcpKvPort(SessionPort):
         host: str = "127.0.0.1", port: int = 0, advertise: str | None = None, auth_key: bytes | None = None,
         host_id: str | None = None, fingerprint: bytes | None = None, stall_s: float = 10.0,
         window_bytes: int = 8 << 20, slab_bytes: int = 512 << 10,
-        checksum: bool = True, shm: bool = True, shm_checksum: bool = True,
+        checksum: bool = True, shm: bool = True, shm_checksum: bool = False,
+        links: int = 1, link_limits: LinkLimits | None = None,
+        direct: str | DirectReader | None = None, ring_limits: RingLimits | None = None,
     ) -> None:  # fmt: skip
-        if not _is_loopback(host) and not auth_key:
-            raise ConfigError(f"listening for KV on {host} needs an auth key; set one on every node, or use 127.0.0.1")
+        hosts = [name.strip() for name in host.split(",")]
+        shown = [name.strip() for name in (advertise or host).split(",")]
+        _check_hosts(hosts, shown, links, auth_key)
         super().__init__(
             PortContext(
                 instance_id=instance_id, epoch=epoch, arena=arena, host_id=host_id or local_host_id(),
                 delegate=delegate, window_bytes=window_bytes, limits=SendLimits(slab_bytes=slab_bytes, stall_s=stall_s),
+                link_limits=link_limits or LinkLimits(),
                 checksum=checksum, shm=shm, shm_checksum=shm_checksum, fingerprint=fingerprint,
             )
         )  # fmt: skip
-        self._host, self._port, self._advertise = host, port, advertise
+        if direct is not None:
+            reader = make_reader(direct, shown[0]) if isinstance(direct, str) else direct
+            self._context.direct = DirectRing(reader, arena, ring_limits or RingLimits(read_s=stall_s / 2))
+        self._hosts, self._shown, self._ports, self._links = hosts, shown, [port] * len(hosts), links
         self._key = auth_key
-        self._listener: socket.socket | None = None
+        self._door = Door(self._context, auth_key, self._add_accepted, self._remove_session)
+        self._listeners: list[socket.socket] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._peers: dict[str, asyncio.Task[Session]] = {}
 
     @property
     def endpoint(self) -> str:
-        host = self._advertise or self._host
-        return f"tcp://[{host}]:{self._port}" if ":" in host else f"tcp://{host}:{self._port}"
+        return ",".join(_endpoint(*pair) for pair in zip(self._shown, self._ports, strict=True))
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError when the address cannot be had."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)  # accepted ones inherit it
-            listener.bind((self._host, self._port))
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(
-                f"cannot listen for KV on {self._host}:{self._port} ({error}); choose another address, or port 0"
-            ) from None
-        listener.setblocking(False)
-        self._port = int(listener.getsockname()[1])
-        self._listener = listener
-        self._spawn(self._accept(listener))
+        """Listen. Raises ConfigError when an address cannot be had, or the backend cannot start."""
+        if self._context.direct is not None:
+            await self._context.direct.start(self._context.instance_id)
+        for number, host in enumerate(self._hosts):
+            try:
+                listener = listen(host, self._ports[number])
+            except ConfigError:
+                self._stop_listening()
+                await self._close_direct()
+                raise
+            self._ports[number] = int(listener.getsockname()[1])
+            self._listeners.append(listener)
+        for listener in self._listeners:
+            self._spawn(self._door.accept(listener, self._spawn))
 
     async def close(self) -> None:
         """Fail every stream, close every connection. Idempotent."""
@@ -97,9 +102,9 @@ class TcpKvPort(SessionPort):
         await asyncio.gather(*tasks, return_exceptions=True)
         self._peers.clear()
         self._lose_all(KvTransferFailed(f"{self._context.instance_id} closed its KV port"))
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        self._stop_listening()
+        await self._roles_done()
+        await self._close_direct()
 
     async def _connected(self, peer: KvPeer) -> Session:
         if self._closed:
@@ -118,117 +123,114 @@ class TcpKvPort(SessionPort):
             raise
 
     async def _connect(self, endpoint: str) -> Session:
-        loop = asyncio.get_running_loop()
-        host, port = _split(endpoint)
+        """A session to a peer over the first of its endpoints that answers; the others join soon."""
+        try:
+            places = [split_endpoint(one) for one in endpoint.split(",") for _ in range(self._links)][:MAX_LINKS]
+            if len(places) == 1:
+                sock = await self._reach(places[0], CONNECT_S)
+                return self._opened(endpoint, sock)
+            return await self._connect_striped(endpoint, places)
+        except (KvError, asyncio.CancelledError):
+            self._peers.pop(endpoint, None)
+            raise
+
+    async def _connect_striped(self, endpoint: str, places: list[tuple[str, int]]) -> Session:
+        failure = KvTransferFailed("")
+        distinct = list(dict.fromkeys(places))
+        token = b""
+
+        def learn(found: bytes) -> None:
+            nonlocal token
+            token = found
+
+        for place in distinct:
+            try:
+                sock = await self._reach(place, CONNECT_S / len(distinct), striped=True, learn=learn)
+            except KvTransferFailed as error:
+                failure = error
+                continue
+            join = partial(self._join_soon, places)
+            forget = partial(self._forget, endpoint)
+            bundle = Bundle(self._context, forget, token=token, connect=join, num_links=len(places))
+            self._add_session(bundle.session, opened=True)
+            bundle.attach(TcpConnection(sock, bundle.hung_up), places.index(place))
+            return bundle.session
+        raise failure
+
+    def _join_soon(self, places: list[tuple[str, int]], bundle: Bundle, link: int) -> None:
+        self._spawn(self._join(places[link], bundle, link))
+
+    async def _join(self, place: tuple[str, int], bundle: Bundle, link: int) -> None:
+        try:
+            sock = await self._reach(place, CONNECT_S, striped=True, token=bundle.token)
+        except KvTransferFailed as error:
+            bundle.not_attached(link, str(error))
+        else:
+            bundle.attach(TcpConnection(sock, bundle.hung_up), link)
+
+    async def _reach(
+        self, place: tuple[str, int], timeout_s: float,
+        *, striped: bool = False, token: bytes = b"", learn: Callable[[bytes], None] | None = None,
+    ) -> socket.socket:  # fmt: skip
+        """A connected socket, handshake done. Raises KvTransferFailed."""
+        handshake = opener_handshake(self._key, striped=striped, token=token, learn=learn)
         sock: socket.socket | None = None
         try:
-            async with asyncio.timeout(CONNECT_S):
-                infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                sock = socket.socket(infos[0][0], socket.SOCK_STREAM)
-                self._tune(sock)
-                await loop.sock_connect(sock, infos[0][4])
-                await _shake(sock, opener_handshake(self._key))
-            return self._admit(sock, endpoint, opener=True)
+            async with asyncio.timeout(timeout_s):
+                sock = await connect(place, self._context.limits.stall_s)
+                await shake(sock, handshake)
+            return sock
         except (OSError, TimeoutError, ProtocolError) as error:
-            self._peers.pop(endpoint, None)
             if sock is not None:
                 sock.close()
-            raise KvTransferFailed(f"cannot connect to {endpoint} for KV: {error or 'no answer in time'}") from None
+            reason = str(error) or "no answer in time"
+            raise KvTransferFailed(f"cannot connect to {_endpoint(*place)} for KV: {reason}") from None
         except asyncio.CancelledError:
             if sock is not None:
                 sock.close()
             raise
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors, or the peer left before it was accepted
-                log.warning("cannot accept a KV connection: %s", error)
-                await asyncio.sleep(0.1)
-                continue
-            if len(self._sessions) + len(self._tasks) > MAX_CONNECTIONS:
-                log.warning("refusing a KV connection: %d are open", MAX_CONNECTIONS)
-                sock.close()
-                continue
-            self._spawn(self._greet(sock))
+    def _opened(self, endpoint: str, sock: socket.socket) -> Session:
+        connection = TcpConnection(sock, lambda _: self._forget(endpoint, session))
+        session = Session(self._context, connection, opener=True)
+        self._add_session(session, opened=True)
+        connection.serve(session)
+        return session
 
-    async def _greet(self, sock: socket.socket) -> None:
-        try:
-            self._tune(sock)
-            async with asyncio.timeout(CONNECT_S):
-                await _shake(sock, acceptor_handshake(self._key))
-            self._admit(sock, None, opener=False)
-        except (OSError, TimeoutError, ProtocolError) as error:
-            log.warning("turned a KV connection away: %s", error or "no handshake in time")
-            sock.close()
-        except asyncio.CancelledError:
-            sock.close()
-            raise
+    def _add_accepted(self, session: Session) -> None:
+        self._add_session(session, opened=False)
 
-    def _admit(self, sock: socket.socket, endpoint: str | None, *, opener: bool) -> Session:
-        def forget(session: Session) -> None:
-            self._remove_session(session)
-            if endpoint is not None:
-                self._peers.pop(endpoint, None)
+    def _forget(self, endpoint: str, session: Session) -> None:
+        self._remove_session(session)
+        self._peers.pop(endpoint, None)
 
-        connection = TcpConnection(sock, self._context, forget, opener=opener)
-        self._add_session(connection.session, opened=opener)
-        return connection.session
+    async def _close_direct(self) -> None:
+        if self._context.direct is not None:
+            await self._context.direct.close()
 
-    def _tune(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # a host that vanished is noticed though nothing ever answers
-            timeout_ms = int(self._context.limits.stall_s * 1000)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
 
-async def _shake(sock: socket.socket, handshake: Handshake) -> None:
-    """Drive a handshake over a socket. Raises ProtocolError, or OSError when the peer leaves."""
-    loop = asyncio.get_running_loop()
-    out = next(handshake)
-    while True:
-        if out:
-            await loop.sock_sendall(sock, out)
-        length = word_length(await _read(sock, LENGTH_BYTES))
-        try:
-            out = handshake.send(decode_word(await _read(sock, length)))
-        except StopIteration as stop:
-            last, problem = stop.value
-            if last:
-                await loop.sock_sendall(sock, last)
-            if problem:
-                raise ProtocolError(problem) from None
-            return
+def _check_hosts(hosts: list[str], shown: list[str], links: int, auth_key: bytes | None) -> None:
+    for host in hosts:
+        if not _is_loopback(host) and not auth_key:
+            raise ConfigError(f"listening for KV on {host} needs an auth key; set one on every node, or use 127.0.0.1")
+    if len(shown) != len(hosts):
+        raise ConfigError(f"{len(hosts)} hosts to listen for KV on, but {len(shown)} to advertise; name as many")
+    if not 1 <= links * len(hosts) <= MAX_LINKS:
+        raise ConfigError(f"{links} links on each of {len(hosts)} hosts; a session may have 1 to {MAX_LINKS} in all")
 
 
-async def _read(sock: socket.socket, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        part = await asyncio.get_running_loop().sock_recv(sock, num_bytes - len(data))
-        if not part:
-            raise ConnectionResetError("the peer closed the connection during the handshake")
-        data += part
-    return data
-
-
-def _split(endpoint: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(endpoint)
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
-            return parts.hostname, parts.port
-    except ValueError:
-        pass
-    raise KvTransferFailed(f"{endpoint!r} is not a KV endpoint such as tcp://127.0.0.1:41233")
+def _endpoint(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:
