@@ -113,7 +113,8 @@ class NodeAgent:
         def make_port(instance_id: InstanceId, epoch: int, arena: KvArena) -> RolePort:
             return TcpKvPort(
                 instance_id=instance_id, epoch=epoch, arena=arena, host=options.data_host, host_id=self._host_id,
-                advertise=options.data_advertise, auth_key=self._data_key,
+                advertise=options.data_advertise, auth_key=self._data_key, links=options.kv_links,
+                direct=None if options.kv_backend == "tcp" else options.kv_backend,
             )  # fmt: skip
 
         def make_endpoint(instance_id: InstanceId, on_message: OnMessage, on_peer: OnPeer, on_bad: OnBad) -> Endpoint:

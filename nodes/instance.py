@@ -17,6 +17,8 @@ from typing import Protocol
 from nodes.core.instance import InstanceState, move
 from nodes.core.residency import BatchConfig
 from nodes.engines.engine import Engine
+from nodes.pool.ssd import SsdConfig
+from nodes.pool.tiers import SsdTier
 from nodes.roles.base import BatchRole, InstanceRole
 from nodes.roles.context import Bounds, RoleContext
 from nodes.roles.decode import DecodeRole
@@ -78,12 +80,13 @@ class MakeEndpoint(Protocol):
 
 @dataclass(frozen=True)
 class PoolMemory:
-    """What a kv_pool has in an engine's place."""
+    """What a kv_pool has in an engine's place. ssd: where it keeps more blocks than memory holds."""
 
     layout: KvLayout
     num_blocks: int
     hardware: HardwareProfile
     shared: bool = False
+    ssd: SsdConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,7 @@ class InstanceSpec:
     make_engine: for a kv_pool returns PoolMemory. grace_s: how long work goes on without a control plane.
     give_up: called with a sentence and an exit status when no further life will do better: REFUSED when the
     control plane will never take this instance, MISCONFIGURED when it cannot be made as told.
-    role_changed: called after a role switch, so that a next life keeps the role.
-    """
+    role_changed: called after a role switch: a next life keeps the role."""
 
     instance_id: InstanceId
     role: Role
@@ -134,6 +136,7 @@ class InstanceActor(Actor):
         self.role: InstanceRole | None = None
         self._arena: KvArena | None = None
         self._memory: PoolMemory | None = None
+        self._ssd: SsdTier | None = None
         self._port: RolePort | None = None
         self._endpoint: Endpoint | None = None
         self._control_epoch: int | None = None
@@ -159,6 +162,8 @@ class InstanceActor(Actor):
         if isinstance(made, PoolMemory):
             self._memory = made
             self._arena = HostArena(made.layout, made.num_blocks, shared=made.shared)
+            if made.ssd is not None:
+                self._ssd = await SsdTier.open(made.ssd, self._arena)
         else:
             self.engine, self._arena = made, made.arena
         self._port = spec.make_port(spec.instance_id, self.epoch, self._arena)
@@ -186,8 +191,10 @@ class InstanceActor(Actor):
         if self.role is not None:
             self.role.drop_all(self._goodbye)
             if self._failure is None:
-                await self.role.drain(DRAIN_S)  # the step that runs now still writes its blocks
+                await self.role.drain(DRAIN_S)  # the running step still writes its blocks
             await self.role.close()
+        elif self._ssd is not None:  # the life ended before its role began
+            await self._ssd.close()
         if self._endpoint is not None:
             await asyncio.sleep(GOODBYE_S)
             await self._endpoint.close()
@@ -310,13 +317,10 @@ class InstanceActor(Actor):
         if self.role is not None and self._welcomed:
             self._send(
                 Heartbeat(
-                    epoch=self.epoch,
-                    state=self.state.value,
-                    load=self.role.load(),
-                    holdings=self.role.holdings(),
-                    role=self.role.role,
+                    epoch=self.epoch, state=self.state.value, load=self.role.load(),
+                    holdings=self.role.holdings(), role=self.role.role,
                 )
-            )
+            )  # fmt: skip
 
     def _give_up(self, sentence: str, status: int) -> None:
         self._goodbye = sentence
@@ -360,7 +364,8 @@ class InstanceActor(Actor):
     def _make_role(self, port: KvPort, arena: KvArena) -> InstanceRole:
         spec = self.spec
         if self.engine is None:
-            return PoolRole(spec.instance_id, self.epoch, arena, port, self._send, spec.bounds.cache_events_s)
+            bounds = spec.bounds
+            return PoolRole(spec.instance_id, self.epoch, arena, port, self._send, bounds.cache_events_s, ssd=self._ssd)
         return ENGINE_ROLES[spec.role](BatchShell(_context(spec, self.epoch, self.engine, port, self._send), self.fail))
 
     def _move(self, event: str) -> None:

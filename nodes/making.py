@@ -11,8 +11,10 @@ from nodes.engines.engine import Engine
 from nodes.hardware import memory_bytes, preset, probe, with_gpus
 from nodes.instance import PoolMemory
 from nodes.options import AgentOptions, InstanceName
+from nodes.pool.ssd import SsdConfig, pool_directory
 from nodes.shapes import kv_blocks, latency_profile, shape
 from transfer.errors import InvalidValue
+from transfer.kv.blob import HEADER_BYTES
 from transfer.models import model_dir
 from transfer.profile import HardwareProfile, LatencyProfile
 from transfer.terms import KvLayout, Role
@@ -21,6 +23,7 @@ GIB = 1 << 30
 DEFAULT_NATIVE_KV_GIB = 1.0
 POOL_MEMORY_SHARE = 8
 """A native pool takes at most this part (1/n) of the machine's memory unless told otherwise."""
+DEFAULT_SSD_GIB = 16.0
 MAX_EMULATED_POOL_BLOCKS = 1 << 17
 
 MakeEngine = Callable[[], Awaitable[Engine | PoolMemory]]
@@ -37,7 +40,9 @@ def engine_maker(options: AgentOptions, name: InstanceName) -> MakeEngine:
         async def make_pool() -> PoolMemory:
             layout = await asyncio.to_thread(_native_layout, directory, options)
             default = min(DEFAULT_NATIVE_KV_GIB * GIB, memory_bytes() / POOL_MEMORY_SHARE)
-            return PoolMemory(layout, _num_blocks(options, layout, default), hardware or probe(), shared=True)
+            ssd = _ssd(options, name, HEADER_BYTES + layout.block_bytes)
+            num_blocks = _num_blocks(options, layout, default)
+            return PoolMemory(layout, num_blocks, hardware or probe(), shared=True, ssd=ssd)
 
         return make_pool
 
@@ -66,7 +71,7 @@ def _emulated(options: AgentOptions, name: InstanceName) -> MakeEngine:
         blocks = options.num_blocks or min(MAX_EMULATED_POOL_BLOCKS, max(1, int(room // real_bytes)))
 
         async def make_pool() -> PoolMemory:
-            return PoolMemory(layout, blocks, hardware)
+            return PoolMemory(layout, blocks, hardware, ssd=_ssd(options, name, real_bytes))
 
         return make_pool
     latency = _with_curve(latency_profile(hardware, model), options)
@@ -84,6 +89,14 @@ def _emulated(options: AgentOptions, name: InstanceName) -> MakeEngine:
         )  # fmt: skip
 
     return make_engine
+
+
+def _ssd(options: AgentOptions, name: InstanceName, block_bytes: float) -> SsdConfig | None:
+    """block_bytes: what a block takes there; for an emulated pool what a real one would."""
+    if options.ssd_dir is None:
+        return None
+    num_blocks = int((options.ssd_gib or DEFAULT_SSD_GIB) * GIB // block_bytes)
+    return SsdConfig(pool_directory(Path(options.ssd_dir), name.instance_id), num_blocks)
 
 
 def _native_layout(directory: Path, options: AgentOptions) -> KvLayout:

@@ -13,6 +13,8 @@ from transfer.terms import Role
 
 ENV_PREFIX = "PHASEPLANE_"
 ENGINES = ("native", "emulated")
+KV_BACKENDS = ("tcp", "mooncake", "nixl")
+MAX_KV_LINKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,11 @@ class AgentOptions:
     kv_gib and num_blocks: KV memory of each instance; num_blocks wins; by default what the hardware leaves.
     speed: emulated time is divided by it; inf takes no time. mfu, mbu, alpha_s, beta_s: the latency curve of an
     emulated engine, where it is to differ from the preset. parent_pid: end when that process does.
-    data_key_file, curve_key_file, control_public_key: needed beyond loopback, see transfer/keys.py; data_advertise: the
-    host that peers are told, where it is not data_host.
+    ssd_dir, ssd_gib: where a kv_pool keeps blocks beyond its memory, each instance in a directory of its own in it, and
+    how much at most; without ssd_dir it has no SSD tier.
+    data_host, data_advertise: where KV is received, and what peers are told where it is another; several hosts, one for
+    each network card, with commas between. kv_links: connections to each host of a peer. kv_backend: who moves KV
+    between hosts. data_key_file, curve_key_file, control_public_key: needed beyond loopback, see transfer/keys.py.
     """
 
     control: str
@@ -46,12 +51,16 @@ class AgentOptions:
     tp: int = 1
     kv_gib: float | None = None
     num_blocks: int | None = None
+    ssd_dir: str | None = None
+    ssd_gib: float | None = None
     block_size: int = 16
     token_budget: int = 2048
     max_running: int = 256
     prefix_cache: bool = True
     data_host: str = "127.0.0.1"
     data_advertise: str | None = None
+    kv_links: int = 1
+    kv_backend: str = "tcp"
     data_key_file: str | None = None
     curve_key_file: str | None = None
     control_public_key: str | None = None
@@ -95,6 +104,16 @@ def _checked(options: AgentOptions) -> AgentOptions:
         raise ConfigError(
             f"a native agent hosts one instance, got {len(names)}; start one agent for each, or use --engine emulated"
         )
+    if options.ssd_gib is not None and options.ssd_dir is None:
+        raise ConfigError("--ssd-gib says how much, --ssd-dir where; give --ssd-dir too")
+    num_hosts = len(options.data_host.split(","))
+    num_shown = num_hosts if options.data_advertise is None else len(options.data_advertise.split(","))
+    if num_shown != num_hosts:
+        raise ConfigError(f"--data-host names {num_hosts} hosts, --data-advertise {num_shown}; name as many")
+    if options.kv_links * num_hosts > MAX_KV_LINKS:
+        raise ConfigError(
+            f"--kv-links {options.kv_links} on each of {num_hosts} hosts is too much; {MAX_KV_LINKS} in all may be"
+        )
     if (options.curve_key_file is None) != (options.control_public_key is None):
         raise ConfigError("--curve-key-file and --control-public-key go together; give both or neither")
     return options
@@ -123,12 +142,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--tp", help="GPUs of one emulated instance")
     add("--kv-gib", help="GiB of KV memory of an instance")
     add("--num-blocks", help="KV blocks of an instance, instead of --kv-gib")
+    add("--ssd-dir", metavar="DIR", help="where a kv_pool keeps blocks beyond its memory; default: nowhere")
+    add("--ssd-gib", help="GiB that each kv_pool may use there, default 16")
     add("--block-size", help="tokens a KV block holds, default 16")
     add("--token-budget", help="most tokens one step computes, default 2048")
     add("--max-running", help="most requests an instance runs at once, default 256")
     add("--prefix-cache", help="yes or no, default yes")
-    add("--data-host", help="address KV is received on, default 127.0.0.1")
-    add("--data-advertise", help="host that peers reach it by, where it is not --data-host")
+    add("--data-host", metavar="HOST[,HOST]", help="addresses KV is received on, default 127.0.0.1")
+    add("--data-advertise", metavar="HOST[,HOST]", help="hosts that peers reach it by, where they are not --data-host")
+    add("--kv-links", help="connections KV is striped over, to each host of a peer; default 1")
+    add("--kv-backend", metavar="|".join(KV_BACKENDS),
+        help="who moves KV between hosts; other than tcp its package must be installed; default tcp")  # fmt: skip
     add("--data-key-file", help="secret of KV connections; needed beyond loopback")
     add("--curve-key-file", help="this node's CURVE keys; needed beyond loopback")
     add("--control-public-key", help="the control plane's CURVE public key")
@@ -196,8 +220,10 @@ _POSITIVE = _number(float, above=0.0, what="a number above 0")
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "control": _text, "instances": _instances, "engine": _choice(*ENGINES), "model": _text,
     "dtype": _choice("auto", "float32", "bfloat16", "float16"), "device": _choice("auto", "cpu", "cuda"),
-    "hardware": _text, "tp": _COUNT, "kv_gib": _POSITIVE, "num_blocks": _COUNT, "block_size": _COUNT,
+    "hardware": _text, "tp": _COUNT, "kv_gib": _POSITIVE, "num_blocks": _COUNT, "ssd_dir": _text, "ssd_gib": _POSITIVE,
+    "block_size": _COUNT,
     "token_budget": _COUNT, "max_running": _COUNT, "prefix_cache": _yes_no, "data_host": _text, "threads": _COUNT,
+    "kv_links": _COUNT, "kv_backend": _choice(*KV_BACKENDS),
     "data_advertise": _text, "data_key_file": _text, "curve_key_file": _text, "control_public_key": _text,
     "speed": _POSITIVE, "jitter": _number(float, above=-1e-9, what="a number from 0 to below 1"),
     "seed": _number(int, above=-1, what="a whole number from 0"), "mfu": _POSITIVE, "mbu": _POSITIVE,

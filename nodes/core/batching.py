@@ -15,6 +15,7 @@ from nodes.core.endings import Endings
 from nodes.core.events import (
     Add,
     Admitted,
+    Arriving,
     Cached,
     Computed,
     Drop,
@@ -34,10 +35,12 @@ from nodes.core.events import (
     SequenceSpec,
     StepDone,
     StepPlan,
+    StepUndone,
     Tick,
     Unpin,
     Work,
 )
+from nodes.core.fetching import Fetching
 from nodes.core.pins import Pins
 from nodes.core.planning import InStep, plan_step
 from nodes.core.residency import BatchConfig, Residency
@@ -54,8 +57,8 @@ class BatchCore:
 
     Guarantees: an Add is answered by Admitted or NotAdmitted (prefill work maybe later); every admitted
     sequence ends with exactly one Gone; blocks of a sequence in the running step are not reused before
-    StepDone; a sequence that fits alone in the arena finishes. A repeated Add, Drop or Handed is harmless.
-    Raises IllegalTransition when a role breaks the order of events.
+    StepDone or StepUndone; a sequence that fits alone in the arena finishes. A repeated Add, Drop or Handed
+    is harmless. Raises IllegalTransition when a role breaks the order of events.
     """
 
     def __init__(self, config: BatchConfig) -> None:
@@ -65,15 +68,18 @@ class BatchCore:
         self._pool = self._residency.pool
         self._endings = Endings(self._roster, self._pool)
         self._takeover = Takeover(self._roster, self._residency, self._endings)
+        self._fetching = Fetching(self._roster, self._residency)
         self._pins = Pins(self._pool)
-        self._step: InStep | None = None
+        self._step: list[InStep] | None = None
         self._num_arrivals = 0
         self._blocked: tuple[object, ...] = ()
         self._handlers: dict[type[Event], Callable[[Any, float, list[Effect]], None]] = {
             Add: self._add,
+            Arriving: lambda event, now, effects: self._fetching.arriving(event),
             Fetched: self._fetched,
             Renew: self._renew,
             StepDone: self._step_done,
+            StepUndone: self._step_undone,
             KvReady: lambda event, now, effects: self._takeover.kv_ready(event, effects),
             Grow: self._takeover.grow,
             Pause: lambda event, now, effects: self._takeover.pause(event, effects),
@@ -102,7 +108,7 @@ class BatchCore:
         return effects
 
     def next_step(self, now: float) -> StepPlan | None:
-        """What the engine shall run now; None when nothing can. Answer it with StepDone before asking again."""
+        """What the engine shall run now; None when nothing can. Answer it with StepDone or StepUndone first."""
         if self._step is not None:
             raise IllegalTransition("the batching core", "step running", "next_step")
         planned = plan_step(self._roster, self.config.token_budget, self._residency.preempted)
@@ -195,12 +201,9 @@ class BatchCore:
 
     def _refusal(self, spec: SequenceSpec, reason: str, *, retry: bool) -> NotAdmitted:
         return NotAdmitted(
-            request_id=spec.request_id,
-            generation=spec.generation,
-            reason=reason,
-            retry=retry,
+            request_id=spec.request_id, generation=spec.generation, reason=reason, retry=retry,
             free_blocks=self._pool.num_free,
-        )
+        )  # fmt: skip
 
     def _admit_waiting(self, now: float, effects: list[Effect]) -> None:
         """In order of rank; the head is never overtaken. Skipped while nothing changed since it found no room."""
@@ -233,16 +236,9 @@ class BatchCore:
     # --- KV comes -------------------------------------------------------------------------------------------
 
     def _fetched(self, event: Fetched, now: float, effects: list[Effect]) -> None:
-        sequence = self._roster.find(event.request_id, event.generation)
-        if sequence is None:
-            return
-        self._roster.move(sequence, "fetched")
-        valid = max(sequence.have_blocks, min(event.num_blocks, sequence.num_blocks_to_fetch))
-        sequence.fetched_blocks = valid - sequence.have_blocks
-        sequence.num_pushed = valid
-        sequence.num_computed = valid * self.config.block_size
-        self._residency.commit(sequence)
-        self._maybe_computed(sequence, now, effects)
+        sequence = self._fetching.fetched(event)
+        if sequence is not None:
+            self._maybe_computed(sequence, now, effects)
 
     def _maybe_computed(self, sequence: Sequence, now: float, effects: list[Effect]) -> None:
         """Prefill work with KV of all its tokens is done; its receiver's lease starts."""
@@ -255,14 +251,9 @@ class BatchCore:
     # --- a step ends ----------------------------------------------------------------------------------------
 
     def _step_done(self, event: StepDone, now: float, effects: list[Effect]) -> None:
-        step, self._step = self._step, None
-        if step is None:
-            raise IllegalTransition("the batching core", "no step running", "StepDone")
-        for sequence, count in step:
-            sequence.in_step = False
-            if sequence.state is State.LEAVING:
-                self._endings.leave(sequence, effects)
-                continue
+        for sequence, count, _ in self._step_over("StepDone", effects):
+            if sequence.arriving_blocks:
+                self._fetching.arrived(sequence)
             sequence.num_computed += count
             if sequence.num_computed >= (sequence.num_committed + 1) * sequence.block_size:
                 self._residency.commit(sequence)
@@ -270,6 +261,21 @@ class BatchCore:
                 self._maybe_computed(sequence, now, effects)
             elif sequence.num_computed == len(sequence.tokens):
                 self._draw(sequence, event.sampled.get(sequence.request_id), effects)
+
+    def _step_undone(self, event: StepUndone, now: float, effects: list[Effect]) -> None:
+        for sequence, _, num_pushed in self._step_over("StepUndone", effects):
+            sequence.num_pushed = num_pushed
+            if sequence.arriving_blocks:
+                self._fetching.undone(sequence, sequence.request_id in event.failed, now)
+            elif sequence.pause_wanted:
+                self._takeover.stop_stepping(sequence, effects)
+
+    def _step_over(self, event: str, effects: list[Effect]) -> list[InStep]:
+        """What was in the step that ended and is still here."""
+        step, self._step = self._step, None
+        if step is None:
+            raise IllegalTransition("the batching core", "no step running", event)
+        return [planned for planned in step if self._endings.out_of_step(planned.sequence, effects)]
 
     def _draw(self, sequence: Sequence, sampled: Sampled | None, effects: list[Effect]) -> None:
         if sampled is None:

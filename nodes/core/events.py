@@ -71,8 +71,19 @@ class Grow(Event, frozen=True):
     num_blocks: int
 
 
+class Arriving(Event, frozen=True):
+    """`num_blocks` leading blocks of a PREFILL sequence, those it had included, are on their way from a pool layer by
+    layer: it may compute the rest meanwhile. The role holds back every layer of a step with such a sequence
+    (StepPlan.arriving) until that layer has arrived, so StepDone proves that all of it has. Fetched follows."""
+
+    request_id: RequestId
+    generation: int
+    num_blocks: int
+
+
 class Fetched(Event, frozen=True):
-    """The pool fetch of a PREFILL sequence ended with `num_blocks` leading blocks valid (0: compute all)."""
+    """The pool fetch of a PREFILL sequence ended with `num_blocks` leading blocks valid (0: compute all). Fewer than
+    were Arriving: what was computed beside it is thrown away; the step it is in, if any, ends with StepUndone."""
 
     request_id: RequestId
     generation: int
@@ -82,6 +93,13 @@ class Fetched(Event, frozen=True):
 class StepDone(Event, frozen=True):
     sampled: dict[RequestId, Sampled]
     duration_s: float
+
+
+class StepUndone(Event, frozen=True):
+    """The step was abandoned before it sampled: what was Arriving for `failed` will not come. The KV it was to write is
+    undefined; the next steps compute it again. A failed sequence computes again after its Fetched."""
+
+    failed: tuple[RequestId, ...]
 
 
 class Handed(Event, frozen=True):
@@ -263,10 +281,12 @@ class Push(Struct, frozen=True):
 
 
 class StepPlan(Struct, frozen=True):
-    """What to run now. started: PREFILL and LOCAL requests whose first chunk is in this step."""
+    """What to run now. started: PREFILL and LOCAL requests whose first chunk is in this step. arriving: requests in it
+    whose leading blocks are still on their way, see Arriving."""
 
     chunks: list[Chunk]
     pushes: list[Push]
     started: list[RequestId]
     num_prefill_tokens: int
     preempted: list[RequestId]
+    arriving: list[RequestId]

@@ -5,38 +5,52 @@ Reads the roster and changes only what is planned of a sequence (in_step, starte
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nodes.core.events import Push, StepPlan, Work
 from nodes.core.sequence import Roster, Sequence
 from nodes.engines.engine import Chunk
 from transfer.terms import RequestId
 
-InStep = list[tuple[Sequence, int]]
-"""Sequences of a step with the number of tokens each computes."""
+
+class InStep(NamedTuple):
+    """One sequence of a step: the tokens it computes, and what its num_pushed was, to undo the plan."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_pushed: int
 
 
-def plan_step(roster: Roster, token_budget: int, preempted: list[RequestId]) -> tuple[StepPlan, InStep] | None:
-    """The next step, or None when nothing can run. Block tables and histories in it are live lists."""
+def plan_step(roster: Roster, token_budget: int, preempted: list[RequestId]) -> tuple[StepPlan, list[InStep]] | None:
+    """The next step, or None when nothing can run. Block tables and histories in it are live lists.
+
+    A sequence whose leading blocks are still arriving is left out beside decodes: they must not wait for a pool."""
     chunks: list[Chunk] = []
-    in_step: InStep = []
+    in_step: list[InStep] = []
     for sequence in roster.running:
         tokens = sequence.tokens
         chunks.append(
             Chunk(sequence.request_id, tokens[-1:], len(tokens) - 1, sequence.table.blocks, sequence.sampling())
         )
-        in_step.append((sequence, 1))
+        in_step.append(InStep(sequence, 1, sequence.num_pushed))
         sequence.in_step = True
     pushes: list[Push] = []
     started: list[RequestId] = []
+    arriving: list[RequestId] = []
     num_prefill_tokens = 0
     left = token_budget - len(chunks)
     for sequence in roster.prefilling:
         if left <= 0:
             break
+        if sequence.arriving_blocks:
+            if roster.running:
+                continue
+            arriving.append(sequence.request_id)
         count = min(left, sequence.num_to_compute - sequence.num_computed)
         left -= count
         num_prefill_tokens += count
         chunks.append(_prefill_chunk(sequence, count))
-        in_step.append((sequence, count))
+        in_step.append(InStep(sequence, count, sequence.num_pushed))
         sequence.in_step = True
         if sequence.work is Work.PREFILL:
             _push_final_blocks(sequence, count, pushes)
@@ -46,8 +60,9 @@ def plan_step(roster: Roster, token_budget: int, preempted: list[RequestId]) -> 
     if not chunks:
         return None
     return StepPlan(
-        chunks=chunks, pushes=pushes, started=started, num_prefill_tokens=num_prefill_tokens, preempted=preempted
-    ), in_step
+        chunks=chunks, pushes=pushes, started=started, num_prefill_tokens=num_prefill_tokens, preempted=preempted,
+        arriving=arriving,
+    ), in_step  # fmt: skip
 
 
 def _prefill_chunk(sequence: Sequence, count: int) -> Chunk:

@@ -46,12 +46,18 @@ MOVES: dict[State, dict[str, State]] = {
         "drop": State.GONE,
     },
     State.RECEIVING: {"kv_ready": State.RUNNING, "drop": State.GONE, "lose": State.GONE},
-    State.FETCHING: {"fetched": State.PREFILLING, "drop": State.GONE, "lose": State.GONE},
+    State.FETCHING: {
+        "arriving": State.PREFILLING,
+        "fetched": State.PREFILLING,
+        "drop": State.GONE,
+        "lose": State.GONE,
+    },
     State.PREFILLING: {
         "computed": State.COMPUTED,
         "first_token": State.RUNNING,
         "finish": State.GONE,
         "preempt": State.WAITING,
+        "fetch_failed": State.FETCHING,
         "drop": State.GONE,
         "drop_in_step": State.LEAVING,
     },
@@ -78,15 +84,18 @@ class Sequence:
     """Mutable; owned by the batching core. `tokens` is prompt + output so far, the last `num_output` are output.
 
     num_computed: leading tokens whose KV is in the table. have_blocks: leading blocks found in the prefix cache
-    at the first admission. rank orders sequences: the lowest is served first and preempted last. owed: answers
-    that must wait until a leaving sequence's blocks are free.
+    at the first admission. arriving_blocks: leading blocks up to the last of those on their way while the rest is
+    computed (0: none are); KV of all but have_blocks counts only when the fetch or a step with the sequence has ended
+    well. valid_blocks: what is left of them when the fetch failed in a step. overlapped: it was once computed beside
+    its fetch. rank orders sequences: the lowest is served first and preempted last. owed: answers that must wait until
+    a leaving sequence's blocks are free.
     """
 
     __slots__ = (
-        "admitted", "banned", "block_size", "deadline", "fetched_blocks", "generation", "have_blocks", "history",
-        "in_step", "keys", "max_length", "num_committed", "num_computed", "num_output", "num_pushed", "owed",
-        "params", "pause_wanted", "rank", "reported_cached", "request_id", "spec", "started", "state", "stops",
-        "table", "tokens", "work",
+        "admitted", "arriving_blocks", "banned", "block_size", "deadline", "fetched_blocks", "generation",
+        "have_blocks", "history", "in_step", "keys", "max_length", "num_committed", "num_computed", "num_output",
+        "num_pushed", "overlapped", "owed", "params", "pause_wanted", "rank", "reported_cached", "request_id", "spec",
+        "started", "state", "stops", "table", "tokens", "valid_blocks", "work",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +115,9 @@ class Sequence:
         self.table = BlockTable()
         self.keys: list[BlockKey] = []
         self.num_computed = self.num_committed = self.num_pushed = 0
-        self.have_blocks = self.fetched_blocks = 0
+        self.have_blocks = self.fetched_blocks = self.arriving_blocks = 0
+        self.valid_blocks: int | None = None
+        self.overlapped = False
         self.deadline = 0.0
         self.admitted = self.started = self.in_step = self.pause_wanted = False
         self.reported_cached = spec.work is not Work.LOCAL

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nodes.engines.engine import Chunk, OnLayer, Sampled, StepBatch, StepResult
+from nodes.engines.engine import Chunk, LayerGate, OnLayer, Sampled, StepBatch, StepResult
 from nodes.engines.prediction import predicted_step_s
-from transfer.errors import EngineFailed, InvalidValue
+from transfer.errors import EngineFailed, InvalidValue, StepAbandoned
 from transfer.kv.arena import HostArena, KvArena
 from transfer.profile import LatencyProfile
 from transfer.terms import KvLayout, ModelIdentity, RequestId, TokenLogprob
@@ -95,20 +95,28 @@ class EmulatedEngine:
         self._woke = float("-inf")
         self._followed: dict[RequestId, tuple[int, int]] = {}
 
-    async def step(self, batch: StepBatch, on_layer: OnLayer | None = None) -> StepResult:
+    async def step(
+        self, batch: StepBatch, on_layer: OnLayer | None = None, before_layer: LayerGate | None = None
+    ) -> StepResult:
+        """The arena's one layer stands for all of the model's: its KV is there, then each layer takes its share of the
+        time and begins when the emulated link has brought it, the last one also when the KV has really come."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         # A late wake-up is taken off the next step, so that a busy machine does not slow the emulated one down.
         carried = start - self._woke <= MAX_CARRY_S
         begin = max(self._deadline, start - MAX_DEBT_S) if carried else start
         since = self._woke if carried else start
-        self._deadline = begin + self._duration_s(batch)
+        duration_s = self._duration_s(batch)
+        self._deadline = begin + duration_s
+        if before_layer is not None:
+            await self._wait(before_layer, duration_s)
+        waited_s = self._deadline - begin - duration_s
         sampled = {c.request_id: token for c in batch.chunks if (token := self._run(c)) is not None}
         await asyncio.sleep(max(0.0, self._deadline - loop.time()))
         self._woke = loop.time()
         if on_layer is not None:
             on_layer(0)
-        return StepResult(sampled=sampled, duration_s=self._woke - since)
+        return StepResult(sampled=sampled, duration_s=self._woke - since, waited_s=waited_s)
 
     def handoff_s(self, num_tokens: int) -> float:
         """Seconds the emulated link needs for the KV of `num_tokens` tokens of the emulated model."""
@@ -118,6 +126,18 @@ class EmulatedEngine:
         # The views into the arena go first: memory cannot be unmapped under them.
         self._low = self._high = np.empty((0, 0), dtype=np.uint16)
         self._host_arena.close()
+
+    async def _wait(self, gate: LayerGate, duration_s: float) -> None:
+        """Wait for the KV, and put the step's end where its slowest layer puts it."""
+        loop, num_layers = asyncio.get_running_loop(), self.latency.shape.num_layers
+        try:
+            await gate.ready(0)
+        except StepAbandoned:
+            self._woke = self._deadline = loop.time()
+            raise
+        # Layer l begins when it is there; l's arrival is linear in l, so the first or the last one decides.
+        last_s = max(gate.due(num_layers - 1, num_layers), loop.time()) + duration_s / num_layers
+        self._deadline = max(self._deadline, gate.due(0, num_layers) + duration_s, last_s)
 
     def _duration_s(self, batch: StepBatch) -> float:
         predicted = predicted_step_s(self.latency, batch.chunks)

@@ -64,10 +64,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`sampled` has one entry for each chunk with sampling. `duration_s` is the engine's own time."""
+    """`sampled` has one entry for each chunk with sampling. `duration_s` is the engine's own time, `waited_s` the part
+    of it that it stood still for KV on its way (LayerGate)."""
 
     sampled: dict[RequestId, Sampled] = field(default_factory=dict)
     duration_s: float = 0.0
+    waited_s: float = 0.0
 
 
 OnLayer = Callable[[int], None]
@@ -75,10 +77,30 @@ OnLayer = Callable[[int], None]
 May be called from the engine's own thread: it must not block and must be thread-safe."""
 
 
+class LayerGate(Protocol):
+    """What a step passes before it reads a layer: KV of earlier positions may still be on its way into the arena.
+
+    An engine asks once a layer, in order, after the layer's own KV is written or before, always before it calls
+    on_layer, and for every layer, so that the end of a step proves that all has arrived. Both forms return when the
+    layer is in place and verified, and raise StepAbandoned when it will not come; neither waits for ever.
+    """
+
+    def wait(self, layer: int) -> None:
+        """Block the engine's own thread."""
+
+    async def ready(self, layer: int) -> None:
+        """The same on the event loop."""
+
+    def due(self, layer: int, num_layers: int) -> float:
+        """When an emulated link has brought `layer` of a model of `num_layers`, in the loop's time; in the past where
+        links are real."""
+
+
 class Engine(Protocol):
     """Idempotency: `step` with the same chunk writes the same KV (a retry is harmless).
 
-    `close` is idempotent. A failed step raises EngineFailed; the instance is then replaced.
+    `close` is idempotent. A failed step raises EngineFailed; the instance is then replaced. A step whose gate raises
+    StepAbandoned raises that: it has sampled nothing, and the KV it was to write is undefined.
     """
 
     kind: str
@@ -89,7 +111,9 @@ class Engine(Protocol):
     hardware: HardwareProfile
     latency: LatencyProfile
 
-    async def step(self, batch: StepBatch, on_layer: OnLayer | None = None) -> StepResult: ...
+    async def step(
+        self, batch: StepBatch, on_layer: OnLayer | None = None, before_layer: LayerGate | None = None
+    ) -> StepResult: ...
 
     def handoff_s(self, num_tokens: int) -> float:
         """Seconds an emulated link needs for this much KV; 0.0 where the link is real."""

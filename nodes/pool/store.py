@@ -1,7 +1,8 @@
-"""Which block of a pool's arena holds which content: hash -> block id, least recently used out first.
+"""The pool's index as its users see it: puts, gets and pins of content over the two tiers. Pure: no I/O, no clock.
 
-A block is written once between `reserve` and `commit`, visible only after, never changed, never evicted while
-pinned or being written. Holds ids only: the bytes are the arena's, moving them is the port's.
+Content is named by the whole 32-byte hash of its chain (transfer/kv/block.py). A block is written once between
+`reserve` and `commit` (from a peer) or between `lease` and `loaded` (from SSD), is visible only after, never changed,
+and never evicted while somebody keeps it. Holds ids only: the bytes are the arena's and the SSD's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from transfer.errors import InvalidValue, Refused
+from nodes.pool.holds import Hold
+from nodes.pool.index import StoreLimits, TierIndex
+from nodes.pool.policy import EvictionPolicy
+from transfer.errors import Refused
 
 SKIP = -1
 """In a reservation: this content is here already (or on its way), nothing is to be sent."""
@@ -17,94 +21,80 @@ SKIP = -1
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """blocks: one id for each hash, or SKIP. evicted: hashes that had to go. taken: ids that change hands."""
+    """blocks: one id for each hash, or SKIP. taken: ids that change hands."""
 
     blocks: list[int]
-    evicted: tuple[bytes, ...]
     taken: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leading content found. blocks: its ids. loads: (hash, block) that the caller is to read from SSD now, each
+    answered by `loaded`. waiting: hashes that cannot be read yet, those of other leases' loads included."""
+
+    hold: Hold
+    blocks: list[int]
+    loads: list[tuple[bytes, int]]
+    waiting: list[bytes]
 
 
 @dataclass(slots=True)
 class _Write:
     blocks: dict[bytes, int]
+    parents: dict[bytes, bytes | None]
     deadline: float
 
 
-@dataclass(slots=True)
-class _Pin:
-    blocks: list[int]
-    deadline: float
+class PoolStore(TierIndex):
+    """commit, release, unlease and unpin are idempotent: an unknown key does nothing.
 
+    now and deadlines: seconds on the caller's clock.
+    """
 
-class PoolStore:
-    """`commit`, `release` and `unpin` are idempotent: an unknown key does nothing. Deadlines: on the caller's clock."""
-
-    def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 1:
-            raise InvalidValue(f"a KV pool needs at least one block, got {num_blocks}; raise its memory")
-        self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._stored: dict[bytes, int] = {}  # least recently used first
-        self._writing: dict[bytes, int] = {}
+    def __init__(
+        self, num_blocks: int, policy: EvictionPolicy | None = None, *, ssd_blocks: int = 0,
+        limits: StoreLimits | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(num_blocks, policy, ssd_blocks=ssd_blocks, limits=limits)
         self._writes: dict[Hashable, _Write] = {}
-        self._pins: dict[Hashable, list[_Pin]] = {}
-        self._pinned: dict[int, int] = {}  # block -> how many pins
-        self.num_evicted = 0
+        self.num_hits = self.num_misses = 0
 
-    @property
-    def cached_blocks(self) -> int:
-        return len(self._stored)
+    # --- puts: reserve (PutStart), commit (PutEnd), release ---------------------------------------------------
 
-    @property
-    def writing_blocks(self) -> int:
-        return len(self._writing)
-
-    @property
-    def pinned_blocks(self) -> int:
-        return len(self._pinned)
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks a reservation could get: free ones and those that may be evicted."""
-        return len(self._free) + len(self._stored) - len(self._pinned)
-
-    def hashes(self) -> tuple[bytes, ...]:
-        """Everything that can be fetched."""
-        return tuple(self._stored)
-
-    def reserve(self, key: Hashable, hashes: Sequence[bytes], deadline: float) -> Reserved:
+    def reserve(self, key: Hashable, hashes: Sequence[bytes], now: float, deadline: float) -> Reserved:
         """Room for what is new among `hashes`. Raises Refused, having changed nothing, when there is not enough."""
         if key in self._writes:
             raise Refused("this write to the pool is under way already")
-        new = [h for h in dict.fromkeys(hashes) if h not in self._stored and h not in self._writing]
-        keep = {h for h in hashes if h in self._stored}
-        evictable = [] if len(new) <= len(self._free) else self._evictable(len(new) - len(self._free), keep)
-        if len(new) > len(self._free) + len(evictable):
+        if len(self._writes) >= self._limits.writes:
+            raise Refused(f"the pool has {len(self._writes)} writes under way, as many as it takes; try again later")
+        new = [h for h in dict.fromkeys(hashes) if not self._here(h) and h not in self._writing]
+        keep = frozenset(hashes)
+        if not self._make_room(len(new), keep):
             raise Refused(
                 f"the pool has no room for {len(new)} blocks: the others are pinned, written or just asked for"
             )
-        for h in evictable:
-            self._free.append(self._stored.pop(h))
-        self.num_evicted += len(evictable)
-        self._touch([h for h in hashes if h in keep])
+        for h in reversed(hashes):
+            if h in self._dram:
+                self._hit(h, now)
         blocks = {h: self._free.pop() for h in new}
         self._writing |= blocks
-        self._writes[key] = _Write(blocks, deadline)
+        before = dict(zip(hashes[1:], hashes, strict=False))
+        self._writes[key] = _Write(blocks, {h: before.get(h) for h in new}, deadline)
         pending = dict(blocks)  # a hash given twice is sent once
-        return Reserved([pending.pop(h, SKIP) for h in hashes], tuple(evictable), list(blocks.values()))
+        return Reserved([pending.pop(h, SKIP) for h in hashes], list(blocks.values()))
 
     def renew(self, key: Hashable, deadline: float) -> None:
         """The write makes progress."""
         if write := self._writes.get(key):
             write.deadline = deadline
 
-    def commit(self, key: Hashable) -> tuple[bytes, ...]:
+    def commit(self, key: Hashable, now: float) -> tuple[bytes, ...]:
         """Make the reservation's blocks visible; returns their hashes."""
         write = self._writes.pop(key, None)
         if write is None:
             return ()
         for h in reversed(write.blocks):  # the head of a prefix outlives its tail
-            self._stored[h] = self._writing.pop(h)
+            self._visible(h, self._writing.pop(h), write.parents[h], now)
         return tuple(write.blocks)
 
     def release(self, key: Hashable) -> None:
@@ -114,73 +104,103 @@ class PoolStore:
             for h in write.blocks:
                 self._free.append(self._writing.pop(h))
 
-    def pin(self, key: Hashable, hashes: Sequence[bytes], deadline: float) -> list[int]:
-        """Block ids of the leading `hashes` that are here, kept until unpin(key) or the deadline."""
-        found: list[bytes] = []
-        for h in hashes:
-            if h not in self._stored:
-                break
-            found.append(h)
-        self._touch(found)
-        blocks = [self._stored[h] for h in found]
-        for block in blocks:
-            self._pinned[block] = self._pinned.get(block, 0) + 1
-        self._pins.setdefault(key, []).append(_Pin(blocks, deadline))
-        return blocks
-
-    def unpin(self, key: Hashable) -> None:
-        """End one pin of this key, the oldest."""
-        pins = self._pins.get(key)
-        if not pins:
-            return
-        self._unpin(pins.pop(0))
-        if not pins:
-            del self._pins[key]
-
     def overdue_writes(self, now: float) -> list[Hashable]:
         """Reservations whose deadline has passed: revoke them at the port, then release."""
         return [key for key, write in self._writes.items() if write.deadline <= now]
 
-    def drop_overdue_pins(self, now: float) -> int:
-        """End pins whose deadline has passed (a reader that late is warned by the arena's generations)."""
-        dropped = 0
-        for key in list(self._pins):
-            late = [pin for pin in self._pins[key] if pin.deadline <= now]
-            dropped += len(late)
-            for pin in late:
-                self._pins[key].remove(pin)
-                self._unpin(pin)
-            if not self._pins[key]:
-                del self._pins[key]
-        return dropped
+    # --- gets: lease, loaded, resident, unlease ---------------------------------------------------------------
+
+    def lease(self, key: Hashable, hashes: Sequence[bytes], now: float, deadline: float) -> Lease:
+        """Keep the leading `hashes` that are here until unlease(key) or the deadline; what is on SSD only gets a DRAM
+        block to be read into. Fewer are found when there is no room for that, or too much is loading."""
+        run = self._leading(hashes) if len(self._leases) < self._limits.leases else []
+        hold = self._leases.add(key, run, deadline)
+        lease = Lease(hold, [], [], [])
+        for h in run:
+            block = self._dram.get(h, self._loading.get(h))
+            if block is None:
+                block = self._begin_load(h)
+                if block is None:
+                    break
+                lease.loads.append((h, block))
+            if h in self._loading:
+                lease.waiting.append(h)
+            lease.blocks.append(block)
+        self._leases.shrink(hold, len(lease.blocks))
+        for h in reversed(hold.hashes):
+            self._hit(h, now)
+        self.num_hits += len(lease.blocks)
+        self.num_misses += len(hashes) - len(lease.blocks)
+        return lease
+
+    def resident(self, lease: Lease, deadline: float) -> list[int]:
+        """Blocks of the lease's leading content that is in DRAM now, after its loads have ended: now they are read, so
+        its time starts anew."""
+        blocks: list[int] = []
+        if lease.hold.ended:
+            return blocks
+        lease.hold.deadline = deadline
+        for h in lease.hold.hashes:
+            if h not in self._dram:
+                break
+            blocks.append(self._dram[h])
+        return blocks
+
+    def unlease(self, key: Hashable) -> None:
+        """End one lease of this key."""
+        self._leases.end(key)
+
+    # --- named pins ------------------------------------------------------------------------------------------
+
+    def pin(self, name: Hashable, hashes: Sequence[bytes], deadline: float) -> int:
+        """Keep the leading `hashes` that are here, in any tier, until unpin or the deadline; a name's earlier pin ends.
+        Returns how many. Raises Refused, the earlier pin still in force, beyond the share that pins may keep."""
+        old = self._pins.take(name)
+        run = self._leading(hashes)
+        self._pins.add(name, list(dict.fromkeys(run)), deadline)
+        refusal = self._too_many_pins()
+        if refusal is not None:
+            self._pins.end(name)
+            if old is not None:
+                self._pins.add(name, old.hashes, old.deadline)
+            raise Refused(refusal)
+        return len(run)
+
+    def unpin(self, name: Hashable) -> None:
+        self._pins.end(name)
+
+    def end_overdue(self, now: float) -> int:
+        """End leases and pins whose deadline has passed (a reader that late is warned by the arena's generations)."""
+        return self._leases.end_overdue(now) + self._pins.end_overdue(now)
+
+    # --- integrity --------------------------------------------------------------------------------------------
 
     def leaked_blocks(self) -> int:
-        """Blocks that are neither free, stored nor being written. Must be 0. Cheap: counts only, see check."""
-        return abs(self.num_blocks - len(self._free) - len(self._stored) - len(self._writing))
+        """DRAM blocks that are in no state at all. Must be 0. Cheap: counts only, see check."""
+        known = len(self._free) + len(self._dram) + len(self._writing) + len(self._loading)
+        return abs(self.num_blocks - known)
 
     def check(self) -> int:
-        """Blocks leaked, or known twice. Must be 0. O(num_blocks)."""
-        known = [*self._free, *self._stored.values(), *self._writing.values()]
+        """Blocks leaked or known twice, and books that do not agree. Must be 0. O(num_blocks)."""
+        known = [*self._free, *self._dram.values(), *self._writing.values(), *self._loading.values()]
         writes = [h for write in self._writes.values() for h in write.blocks]
-        twice = len(known) - len(set(known))
-        return self.leaked_blocks() + twice + abs(len(writes) - len(self._writing))
+        wrong = self.leaked_blocks() + len(known) - len(set(known)) + abs(len(writes) - len(self._writing))
+        wrong += sum(h not in self._dram for h in (*self._spilling, *self._unexamined))
+        wrong += sum(h in self._dram for h in self._loading) + int(sorted(self._policy.victims()) != sorted(self._dram))
+        return wrong + self._leases.check() + self._pins.check()
 
-    def _unpin(self, pin: _Pin) -> None:
-        for block in pin.blocks:
-            self._pinned[block] -= 1
-            if not self._pinned[block]:
-                del self._pinned[block]
-
-    def _touch(self, hashes: Sequence[bytes]) -> None:
-        for h in reversed(hashes):
-            if h in self._stored:
-                self._stored[h] = self._stored.pop(h)
-
-    def _evictable(self, count: int, keep: set[bytes]) -> list[bytes]:
-        victims: list[bytes] = []
-        for h, block in self._stored.items():
-            if len(victims) == count:
-                break
-            if block not in self._pinned and h not in keep:
-                victims.append(h)
-        return victims
+    def _too_many_pins(self) -> str | None:
+        share, kept = self._limits.pin_share, list(self._pins.hashes)
+        in_dram_only = sum(h not in self._ssd for h in kept)
+        for count, room, what in (
+            (in_dram_only, self.num_blocks, "memory"),
+            (len(kept), self.num_blocks + self.ssd_capacity, "memory and SSD"),
+        ):
+            if count > share * room:
+                return (
+                    f"pins may keep {share:.0%} of the pool's {room} blocks of {what}, with this one they would keep "
+                    f"{count}; unpin something, or pin less"
+                )
+        if len(self._pins) > self._limits.pins:
+            return f"the pool has {self._limits.pins} pins, as many as it takes; unpin something"
+        return None

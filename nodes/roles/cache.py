@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from enum import Enum
 
 from transfer.wire.messages import CacheEvents, Message
 
@@ -12,21 +13,26 @@ MAX_HASHES = 4096
 MAX_SNAPSHOT = 200_000
 
 
+class _Tier(Enum):
+    NONE = 0
+    SSD = 1
+    MEMORY = 2
+
+
 class CacheFeed:
     """Sequence numbers count from 1 in each epoch and never skip: a lost message shows as a gap."""
 
     def __init__(self, epoch: int, send: Callable[[Message], None], every_s: float) -> None:
         self._epoch, self._send, self._every_s = epoch, send, every_s
         self._seq = 0
-        self._changed: dict[bytes, bool] = {}
+        self._changed: dict[bytes, _Tier] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def change(self, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        """Blocks became, or ceased to be, reusable. Told within `every_s`."""
-        for h in removed:
-            self._changed[h] = False
-        for h in stored:
-            self._changed[h] = True
+    def change(self, stored: Iterable[bytes], removed: Iterable[bytes], stored_ssd: Iterable[bytes] = ()) -> None:
+        """Blocks became, or ceased to be, reusable, or are on SSD only now. Told within `every_s`."""
+        for tier, hashes in ((_Tier.NONE, removed), (_Tier.SSD, stored_ssd), (_Tier.MEMORY, stored)):
+            for h in hashes:
+                self._changed[h] = tier
         if self._timer is None and self._changed:
             self._timer = asyncio.get_running_loop().call_later(self._every_s, self.flush)
 
@@ -36,20 +42,33 @@ class CacheFeed:
         changed, self._changed = list(self._changed.items()), {}
         for start in range(0, len(changed), MAX_HASHES):
             part = changed[start : start + MAX_HASHES]
-            self._tell(stored=tuple(h for h, here in part if here), removed=tuple(h for h, here in part if not here))
+            stored, stored_ssd, removed = (
+                tuple(h for h, tier in part if tier is wanted) for wanted in (_Tier.MEMORY, _Tier.SSD, _Tier.NONE)
+            )
+            self._tell(stored=stored, removed=removed, stored_ssd=stored_ssd)
 
-    def snapshot(self, hashes: tuple[bytes, ...]) -> None:
-        """Tell everything there is, oldest first; the oldest are left out beyond MAX_SNAPSHOT."""
+    def snapshot(self, hashes: tuple[bytes, ...], ssd_hashes: tuple[bytes, ...] = ()) -> None:
+        """Tell everything there is, oldest first; beyond MAX_SNAPSHOT the oldest are left out, those on SSD first."""
         self._stop_timer()
         self._changed.clear()
-        self._tell(stored=hashes[-MAX_SNAPSHOT:], snapshot=True)
+        stored = hashes[-MAX_SNAPSHOT:]
+        room = MAX_SNAPSHOT - len(stored)
+        self._tell(stored=stored, stored_ssd=ssd_hashes[max(0, len(ssd_hashes) - room) :], snapshot=True)
 
     def close(self) -> None:
         self._stop_timer()
 
-    def _tell(self, stored: tuple[bytes, ...], removed: tuple[bytes, ...] = (), snapshot: bool = False) -> None:
+    def _tell(
+        self, stored: tuple[bytes, ...], removed: tuple[bytes, ...] = (), stored_ssd: tuple[bytes, ...] = (),
+        snapshot: bool = False,
+    ) -> None:  # fmt: skip
         self._seq += 1
-        self._send(CacheEvents(epoch=self._epoch, seq=self._seq, stored=stored, removed=removed, snapshot=snapshot))
+        self._send(
+            CacheEvents(
+                epoch=self._epoch, seq=self._seq, stored=stored, removed=removed, snapshot=snapshot,
+                stored_ssd=stored_ssd,
+            )
+        )  # fmt: skip
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -1,20 +1,28 @@
-"""The kv_pool role: DRAM that keeps KV blocks by content and gives them to whoever asks for their hashes.
+"""The kv_pool role: memory and SSD that keep KV blocks by content and give them to whoever asks for their hashes.
 
-Puts and gets come through the instance's KV port; only what was committed is ever served.
+Puts, gets and questions come through the instance's KV port; only what was committed, of the right name and checksum
+is ever served, all else is a miss. Standalone pools (nodes/kvpool.py) run it without a control plane.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import asdict
 
+from nodes.pool.index import Changes
+from nodes.pool.keeper import Keeper
+from nodes.pool.policy import EvictionPolicy
+from nodes.pool.policy_reuse import ReusePolicy
 from nodes.pool.store import PoolStore
+from nodes.pool.tiers import SsdTier
 from nodes.roles.cache import CacheFeed
 from nodes.roles.refusals import refusal
+from nodes.roles.replication import Replicator
 from transfer.errors import Refused
 from transfer.kv.arena import KvArena
-from transfer.kv.port import KvFetch, KvKind, KvOffer, KvPort, KvTrailer
-from transfer.terms import InstanceId, Role
+from transfer.kv.port import KvAnswer, KvAsk, KvAskKind, KvFetch, KvKind, KvOffer, KvPort, KvTrailer
+from transfer.terms import MAX_ID_CHARS, InstanceId, Role
 from transfer.wire.messages import (
     Abort,
     CacheSnapshotWanted,
@@ -24,30 +32,32 @@ from transfer.wire.messages import (
     Migrate,
     Prefill,
     Released,
+    Replicate,
     Reserve,
 )
 
-WRITE_S = 30.0
-PIN_S = 60.0
-"""Longest a put without progress and a get may hold blocks; the port ends both sooner."""
 TICK_S = 1.0
+MAX_PIN_S = 86_400.0
 
 
 class PoolRole:
-    """InstanceRole over a PoolStore. Holds nothing for requests, so it is always idle."""
+    """InstanceRole over a Keeper. Holds nothing for requests, so it is always idle. Owns `ssd` and closes it."""
 
     role = Role.KV_POOL
     idle = True
 
     def __init__(
         self, instance_id: InstanceId, epoch: int, arena: KvArena, port: KvPort, send: Callable[[Message], None],
-        cache_events_s: float = 0.05,
+        cache_events_s: float = 0.05, *, ssd: SsdTier | None = None, policy: EvictionPolicy | None = None,
     ) -> None:  # fmt: skip
-        self._instance_id, self._arena, self._port, self._send = instance_id, arena, port, send
-        self.store = PoolStore(arena.num_blocks)
+        self._instance_id, self._epoch, self._port, self._send = instance_id, epoch, port, send
         self._feed = CacheFeed(epoch, send, cache_events_s)
         self._offers: dict[Hashable, KvOffer] = {}
         self._ticker: asyncio.TimerHandle | None = None
+        policy = policy if policy is not None else ReusePolicy(arena.num_blocks)
+        self.store = PoolStore(arena.num_blocks, policy, ssd_blocks=ssd.capacity if ssd is not None else 0)
+        self.keeper = Keeper(self.store, arena, ssd, self._changed, self._revoke)
+        self._copies = Replicator(instance_id, epoch, arena.layout, self.keeper, port, send)
 
     def start(self) -> None:
         self._tick()
@@ -56,6 +66,8 @@ class PoolRole:
         match message:
             case CacheSnapshotWanted():
                 self.snapshot()
+            case Replicate():
+                self._copies.begin(message)
             case Abort():
                 self._send(Released(request_id=message.request_id, generation=message.generation, num_blocks=0))
             case Prefill() | Reserve() | Migrate():
@@ -69,11 +81,13 @@ class PoolRole:
             num_blocks=self.store.num_blocks,
             free_blocks=self.store.free_blocks,
             cached_blocks=self.store.cached_blocks,
-            leaked_blocks=self.store.leaked_blocks(),
+            leaked_blocks=self.keeper.leaked_blocks(),
+            ssd_blocks=self.store.ssd_blocks,
+            ssd_capacity_blocks=self.store.ssd_capacity,
         )
 
     def snapshot(self) -> None:
-        self._feed.snapshot(self.store.hashes())
+        self._feed.snapshot(self.store.hashes(), self.store.ssd_hashes())
 
     def drop_all(self, reason: str) -> None:
         """Nothing here belongs to a request; content stays good whoever the control plane is."""
@@ -85,47 +99,89 @@ class PoolRole:
         self._feed.close()
         if self._ticker is not None:
             self._ticker.cancel()
+        await self._copies.close()
+        await self.keeper.close()
+        self._feed.close()
+
+    def stats(self) -> dict[str, float]:
+        """Sizes in blocks, and counters since this life began."""
+        store, ssd = self.store, self.keeper.ssd
+        stats: dict[str, float] = {
+            "dram_capacity_blocks": store.num_blocks, "dram_blocks": store.cached_blocks,
+            "free_blocks": store.free_blocks, "writing_blocks": store.writing_blocks,
+            "loading_blocks": store.loading_blocks, "spilling_blocks": store.spilling_blocks,
+            "held_blocks": store.pinned_blocks, "leaked_blocks": self.keeper.leaked_blocks(),
+            "num_evicted": store.num_evicted, "num_hits": store.num_hits, "num_misses": store.num_misses,
+            "num_replicated": self._copies.num_blocks, "ssd_blocks": store.ssd_blocks,
+            "ssd_capacity_blocks": store.ssd_capacity,
+        }  # fmt: skip
+        if ssd is not None:
+            found = {f"found_{name}": value for name, value in asdict(ssd.found).items()}
+            stats |= {f"ssd_{name}": value for name, value in (asdict(ssd.stats) | found).items()}
+        return stats
 
     # --- KvDelegate -----------------------------------------------------------------------------------------
 
     def kv_offered(self, offer: KvOffer) -> Sequence[int]:
         if offer.kind is not KvKind.STORE:
             raise Refused(self._not_mine())
-        key = _key(offer)
-        reserved = self.store.reserve(key, offer.hashes, self._now() + WRITE_S)
-        self._offers[key] = offer
-        for block in reserved.taken:
-            self._arena.bump(block)
-        self._feed.change((), reserved.evicted)
+        reserved = self.keeper.reserve(_key(offer), offer.hashes)
+        self._offers[_key(offer)] = offer
         return reserved.blocks
 
     def kv_progress(self, offer: KvOffer) -> None:
-        self.store.renew(_key(offer), self._now() + WRITE_S)
+        self.keeper.renew(_key(offer))
 
     def kv_arrived(self, offer: KvOffer, trailer: KvTrailer) -> None:
-        key = _key(offer)
-        if self._offers.pop(key, None) is None:
+        if self._offers.pop(_key(offer), None) is None:
             raise Refused("this write to the pool took too long and was given up")
-        self._feed.change(self.store.commit(key), ())
+        self.keeper.commit(_key(offer))
 
     def kv_failed(self, offer: KvOffer, reason: str) -> None:
         self._offers.pop(_key(offer), None)
-        self.store.release(_key(offer))
+        self.keeper.release(_key(offer))
 
-    def kv_wanted(self, fetch: KvFetch) -> Sequence[int]:
-        return self.store.pin(fetch, fetch.hashes, self._now() + PIN_S)
+    def kv_wanted(self, fetch: KvFetch) -> Sequence[int] | Awaitable[Sequence[int]]:
+        return self.keeper.read(fetch, fetch.hashes)
 
     def kv_served(self, fetch: KvFetch) -> None:
-        self.store.unpin(fetch)
+        self.keeper.done(fetch)
+
+    def kv_asked(self, ask: KvAsk) -> KvAnswer:
+        match ask.kind:
+            case KvAskKind.LOOKUP:
+                return KvAnswer(epoch=self._epoch, num_blocks=self.store.lookup(ask.hashes))
+            case KvAskKind.PIN:
+                return KvAnswer(epoch=self._epoch, num_blocks=self._pin(ask))
+            case KvAskKind.UNPIN:
+                self.store.unpin(_pin_name(ask))
+                return KvAnswer(epoch=self._epoch)
+            case KvAskKind.STATS:
+                return KvAnswer(epoch=self._epoch, stats=self.stats())
+
+    # --- helpers --------------------------------------------------------------------------------------------
+
+    def _pin(self, ask: KvAsk) -> int:
+        if not 0 < ask.ttl_s <= MAX_PIN_S:
+            raise Refused(f"a pin's ttl_s must be above 0 and at most {MAX_PIN_S:g} s, got {ask.ttl_s:g}")
+        return self.store.pin(_pin_name(ask), ask.hashes, self._now() + ask.ttl_s)
+
+    def _changed(self, changes: Changes) -> None:
+        self._feed.change(changes.stored, changes.removed, changes.stored_ssd)
+
+    def _revoke(self, key: Hashable) -> None:
+        late = self._offers.get(key)
+        if late is None:  # it was ended with another
+            return
+        self._port.revoke(late.request_id, late.generation)
+        for other, offer in list(self._offers.items()):  # a put of another peer that has the same name was ended too
+            if offer.request_id == late.request_id and offer.generation <= late.generation:
+                del self._offers[other]
+                self.keeper.release(other)
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._ticker = loop.call_later(TICK_S, self._tick)
-        for key in self.store.overdue_writes(loop.time()):
-            offer = self._offers.pop(key)
-            self._port.revoke(offer.request_id, offer.generation)
-            self.store.release(key)
-        self.store.drop_overdue_pins(loop.time())
+        self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self.keeper.tick()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -136,3 +192,9 @@ class PoolRole:
 
 def _key(offer: KvOffer) -> Hashable:
     return offer.source, offer.source_epoch, offer.request_id, offer.generation
+
+
+def _pin_name(ask: KvAsk) -> Hashable:
+    if not 0 < len(ask.name) <= MAX_ID_CHARS:
+        raise Refused(f"a pin needs a name of 1 to {MAX_ID_CHARS} characters, got {len(ask.name)}")
+    return ask.source, ask.name

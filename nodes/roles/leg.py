@@ -16,6 +16,7 @@ from nodes.core.events import (
     Paused,
     SequenceSpec,
 )
+from nodes.roles.fetch import PoolFetch
 from nodes.roles.stream import PushStream
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class Leg:
 
     def stream(self) -> PushStream | None:
         """Where the KV of its steps goes."""
+        return None
+
+    def fetch(self) -> PoolFetch | None:
+        """What brings its leading blocks from a pool."""
         return None
 
     def admitted(self, effect: Admitted) -> None:

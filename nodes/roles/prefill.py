@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from nodes.core.events import Admitted, Computed, Fetched, Gone, Handed, NotAdmitted, Renew, SequenceSpec, Work
+from nodes.core.events import Admitted, Computed, Gone, Handed, NotAdmitted, SequenceSpec, Work
 from nodes.roles.base import BatchRole
 from nodes.roles.context import sleep_until
+from nodes.roles.fetch import PoolFetch
 from nodes.roles.leg import Leg
 from nodes.roles.refusals import refusal
 from nodes.roles.shell import BatchShell
 from nodes.roles.stream import PushStream
 from transfer.errors import InvalidValue, KvError
-from transfer.kv.block import block_hashes
-from transfer.kv.port import KvFetch, KvKind, KvOffer, KvSender, KvTrailer, SendStats
+from transfer.kv.port import KvKind, KvOffer, KvSender, KvTrailer, SendStats
 from transfer.terms import Role, TokenIds, unpack_tokens
 from transfer.wire.messages import KvSource, Prefill, PrefillDone, PrefillStarted
 
@@ -54,6 +54,7 @@ class PrefillLeg(Leg):
         self._computed: asyncio.Future[Computed] = loop.create_future()
         self._stream: PushStream | None = None
         self._sender: KvSender | None = None
+        self._fetch: PoolFetch | None = None
         self._done: PrefillDone | None = None
         self._failure: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -69,6 +70,9 @@ class PrefillLeg(Leg):
 
     def stream(self) -> PushStream | None:
         return self._stream
+
+    def fetch(self) -> PoolFetch | None:
+        return self._fetch
 
     def admitted(self, effect: Admitted) -> None:
         super().admitted(effect)
@@ -147,8 +151,10 @@ class PrefillLeg(Leg):
         self._sender = await self._open()
         if self._stream is not None:
             self._stream.attach(self._sender, asyncio.get_running_loop().time())
-        if self._message.source is not None and self._num_fetchable(self._message.source) > self.have_blocks:
-            await self._fetch(self._message.source)
+        source = self._message.source
+        if source is not None and self._num_fetchable(source) > self.have_blocks:
+            self._fetch = PoolFetch(self.shell, self, source.peer, self._num_fetchable(source))
+            await self._fetch.run()
         computed = await self._computed
         if self._stream is not None:
             self._stream.finalise(len(self.blocks), self._computed_s, self._computed_s)
@@ -167,27 +173,6 @@ class PrefillLeg(Leg):
         timeout_s = min(context.bounds.open_s, message.lease_s)
         return await context.port.open(message.target, offer, self.blocks[first:], timeout_s)
 
-    async def _fetch(self, source: KvSource) -> None:
-        """Take leading blocks from a pool; what does not come is computed. Ends within half a lease."""
-        context, have = self.shell.context, self.have_blocks
-        upto = self._num_fetchable(source)
-        hashes = tuple(block_hashes(self.spec.tokens[: upto * context.block_size], context.block_size, self.spec.root))
-        fetch = KvFetch(
-            request_id=self.request_id, target_epoch=source.peer.epoch, fingerprint=self.spec.root, hashes=hashes[have:]
-        )
-        timeout_s = min(context.bounds.fetch_s, self._message.lease_s / 2)
-        since = asyncio.get_running_loop().time()
-        self.shell.handle(Renew(request_id=self.request_id, generation=self.generation))  # outlives the fetch
-        try:
-            count = await context.port.fetch(source.peer, fetch, self.blocks[have:upto], timeout_s)
-        except KvError:
-            count = 0
-        await sleep_until(since + min(timeout_s, context.engine.handoff_s(count * context.block_size)))
-        self.shell.handle(Fetched(request_id=self.request_id, generation=self.generation, num_blocks=have + count))
-        if self._stream is not None and count:
-            now = asyncio.get_running_loop().time()
-            self._stream.finalise(have + count, since, now)
-
     def _num_fetchable(self, source: KvSource) -> int:
         """Leading whole blocks before the last token: what the core waits for when more than it has cached."""
         return min(source.num_blocks, (len(self.spec.tokens) - 1) // self.shell.context.block_size)
@@ -199,4 +184,6 @@ class PrefillLeg(Leg):
             cached_tokens=computed.cached_tokens, fetched_tokens=computed.fetched_tokens,
             prefill_s=self._computed_s - (self._started_s or self._computed_s), transfer_s=stats.transfer_s,
             exposed_s=acknowledged_s - self._computed_s, transfer_bytes=stats.num_bytes,
+            fetch_s=self._fetch.fetch_s if self._fetch else 0.0,
+            fetch_exposed_s=self._fetch.exposed_s if self._fetch else 0.0,
         )  # fmt: skip

@@ -29,6 +29,8 @@ from nodes.core.events import (
     Tick,
     Unpinned,
 )
+from nodes.engines.engine import Chunk
+from nodes.engines.prediction import predicted_step_s
 from nodes.roles.cache import CacheFeed
 from nodes.roles.context import Link, RoleContext
 from nodes.roles.leg import Leg
@@ -124,6 +126,10 @@ class BatchShell:
         report = self.core.load(now)
         values = {name: getattr(report, name) for name in report.__struct_fields__}
         return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed(now)})
+
+    def predicted_step_s(self, chunk: Chunk) -> float:
+        """Seconds a step of this chunk alone takes, by the profile and by what steps took of late."""
+        return predicted_step_s(self.context.engine.latency, [chunk]) * self._steps.speed(self._loop.time())
 
     def admit(self, leg: Leg) -> None:
         """Begin a leg, unless this generation or a newer one is here or has ended here."""

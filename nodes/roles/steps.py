@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from nodes.core.batching import BatchCore
-from nodes.core.events import StepDone, StepPlan
+from nodes.core.events import StepDone, StepPlan, StepUndone
 from nodes.engines.engine import OnLayer, StepBatch
 from nodes.engines.prediction import predicted_step_s
 from nodes.roles.context import RoleContext
+from nodes.roles.fetch import PoolFetch
+from nodes.roles.gate import StepGate
 from nodes.roles.leg import Leg
-from nodes.roles.stream import PushStream
-from transfer.errors import EngineFailed
+from transfer.errors import EngineFailed, IllegalTransition, StepAbandoned
 from transfer.kv.port import KvSender
 from transfer.terms import RequestId
 from transfer.wire.messages import StepOutput, TokenItem
@@ -29,7 +30,7 @@ class Stepper:
 
     def __init__(
         self, context: RoleContext, core: BatchCore, find: Callable[[RequestId, int | None], Leg | None],
-        handle: Callable[[StepDone], None],
+        handle: Callable[[StepDone | StepUndone], None],
     ) -> None:  # fmt: skip
         self._context, self._core, self._find, self._handle = context, core, find, handle
         self._wake = asyncio.Event()
@@ -73,16 +74,30 @@ class Stepper:
             if (leg := self._find(push.request_id, push.generation)) is not None
             and (stream := leg.stream()) is not None
         ]
+        claims = [(stream, claim) for stream, upto in streams if (claim := stream.claim(upto)) is not None]
+        fetches = self._fetches(plan)
+        gate = StepGate([fetch.gate for fetch in fetches]) if fetches else None
         predicted = predicted_step_s(context.engine.latency, plan.chunks)
         try:
             async with asyncio.timeout(context.bounds.step_s):
-                result = await context.engine.step(StepBatch(plan.chunks), _on_layer(streams))
+                result = await context.engine.step(
+                    StepBatch(plan.chunks), _on_layer([claim for _, claim in claims]), gate
+                )
         except TimeoutError:
             raise EngineFailed(f"a step did not end within {context.bounds.step_s:g} s") from None
+        except StepAbandoned as error:
+            if gate is None or not gate.failed:
+                raise EngineFailed(f"the engine gave up a step that waited for nothing: {error}") from None
+            for stream, (_, first, _) in claims:
+                stream.unclaim(first)
+            self._handle(StepUndone(failed=gate.failed))
+            return
         now = loop.time()
         for stream, upto in streams:
             stream.finalise(upto, since, now)
-        self._measure(result.duration_s, predicted, now)
+        for fetch in fetches:
+            fetch.held_step(result.waited_s)
+        self._measure(result.duration_s - result.waited_s, predicted, now)
         self._handle(StepDone(sampled=result.sampled, duration_s=result.duration_s))
         if self.items:
             items, self.items = tuple(self.items), []
@@ -93,6 +108,17 @@ class Stepper:
                 )
             )  # fmt: skip
 
+    def _fetches(self, plan: StepPlan) -> list[PoolFetch]:
+        """What the step has to wait for. Raises IllegalTransition when it cannot be told: its KV would be wrong."""
+        fetches: list[PoolFetch] = []
+        for request_id in plan.arriving:
+            leg = self._find(request_id, None)
+            fetch = None if leg is None else leg.fetch()
+            if fetch is None:
+                raise IllegalTransition(f"request {request_id}", "no fetch", "a step beside it")
+            fetches.append(fetch)
+        return fetches
+
     def _measure(self, measured_s: float, predicted_s: float, now: float) -> None:
         weight = EWMA_WEIGHT if self.step_s else 1.0
         self.step_s += weight * (measured_s - self.step_s)
@@ -101,11 +127,7 @@ class Stepper:
             self._speed = max(MIN_SPEED, before + EWMA_WEIGHT * (measured_s / predicted_s - before))
 
 
-def _on_layer(streams: list[tuple[PushStream, int]]) -> OnLayer | None:
-    claims: list[tuple[KvSender, int, int]] = []
-    for stream, upto in streams:
-        if (claim := stream.claim(upto)) is not None:
-            claims.append(claim)
+def _on_layer(claims: list[tuple[KvSender, int, int]]) -> OnLayer | None:
     if not claims:
         return None
 

@@ -37,9 +37,18 @@ class PushStream:
         self._pushed = upto
         return self._sender, first, upto - first
 
+    def unclaim(self, first: int) -> None:
+        """The step of a claim from block `first` was abandoned. What it pushed is right (a layer is pushed when all it
+        rests on was there) and is not sent again; its blocks are claimed again by the steps that make them again."""
+        self._pushed = first
+
     def finalise(self, upto: int, since: float, now: float) -> None:
-        """Blocks below `upto` are final, made between `since` and `now`."""
-        before, self._final = self._final, max(self._final, min(upto, self._end))
+        """Blocks below `upto` are final, made between `since` and `now`. Those that the running step pushes as it goes
+        are left to it."""
+        upto = min(upto, self._end)
+        if upto < self._pushed:
+            return
+        before, self._final = self._final, max(self._final, upto)
         if self._sender is not None and self._pushed > before:
             self._carry(self._pushed - before, since, now)
         self._push_final(since, now)

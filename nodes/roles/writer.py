@@ -1,7 +1,8 @@
 """Write-through: finished whole blocks go to a KV pool in the background, one request at a time.
 
 Never in the way: the queue is bounded, what does not fit is dropped and counted, and a store gives way when the
-instance has to refuse work for want of blocks. A prefix always goes to the same pool node (rendezvous hash).
+instance has to refuse work for want of blocks. A prefix goes to the same pool node as long as that takes it (weighted
+rendezvous hash); one that does not is left alone for a while and its prefixes go to their next choice.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +20,14 @@ from nodes.roles.context import RoleContext
 from transfer.errors import KvError
 from transfer.kv.block import block_hashes
 from transfer.kv.port import KvKind, KvOffer, KvSender, KvTrailer
-from transfer.terms import TokenIds
-from transfer.wire.messages import KvPeer, PoolMap
+from transfer.terms import InstanceId, TokenIds
+from transfer.wire.messages import KvPeer, PoolMap, PoolPeer
 
 MAX_KNOWN = 65_536
 KNOWN_FOR_S = 60.0
 """A block that a pool had is not offered again for this long; by then it may have been evicted there."""
+REST_S, MAX_REST_S = 2.0, 64.0
+"""A pool that takes nothing is asked again after the first, doubled each time, up to the second."""
 ARENA_SHARE = 8
 """One store pins at most this part (1/n) of the arena."""
 
@@ -36,12 +40,27 @@ class _Finished:
     root: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    peer: KvPeer
+    weight: float
+
+
+@dataclass(slots=True)
+class _Rest:
+    """A pool that refused: not asked before until_s, and then rested for twice as long if it refuses again."""
+
+    until_s: float
+    next_s: float
+
+
 class PoolWriter:
     """`handle` puts an event into the core; the core answers Pin through `pinned` before it returns."""
 
     def __init__(self, context: RoleContext, handle: Callable[[Event], None]) -> None:
         self._context, self._handle = context, handle
-        self._pools: tuple[KvPeer, ...] = ()
+        self._pools: tuple[_Pool, ...] = ()
+        self._rests: dict[InstanceId, _Rest] = {}
         self._queue: deque[_Finished] = deque()
         self._queued = asyncio.Event()
         self._known: OrderedDict[bytes, float] = OrderedDict()
@@ -53,13 +72,12 @@ class PoolWriter:
 
     def set_pools(self, message: PoolMap) -> None:
         """The pools that take puts from now on. What the old ones had says nothing about new lives of them."""
-        pools = tuple(
-            KvPeer(instance_id=p.instance_id, epoch=p.epoch, data_endpoint=p.data_endpoint, host_id=p.host_id)
-            for p in message.pools
-        )
-        if pools != self._pools:
-            self._pools = pools
+        before, self._pools = self._pools, tuple(_pool(one) for one in message.pools)
+        lives = [one.peer for one in self._pools]
+        if lives != [one.peer for one in before]:
             self._known.clear()
+            self._rests = {one.instance_id: self._rests[one.instance_id] for one in lives
+                           if one.instance_id in self._rests and one in [was.peer for was in before]}  # fmt: skip
 
     def offer(self, tokens: TokenIds, root: bytes) -> None:
         """KV of `tokens` is in the prefix cache: store its whole blocks some time. Never blocks."""
@@ -110,7 +128,10 @@ class PoolWriter:
             return
         self._num_stores += 1
         name = f"{context.instance_id}/store-{self._num_stores}"
-        pool = _rendezvous(hashes[0], self._pools)
+        pool = self._choose(hashes[0], loop.time())
+        if pool is None:
+            self.num_dropped += 1
+            return
         self._pinned = []
         self._handle(Pin(name=name, hashes=wanted, lease_s=2 * context.bounds.store_s))
         try:
@@ -132,7 +153,12 @@ class PoolWriter:
             source_epoch=context.epoch, target_epoch=pool.epoch, fingerprint=root, first_block=first,
             num_blocks=len(blocks), hashes=hashes,
         )  # fmt: skip
-        self._sender = await context.port.open(pool, offer, blocks, context.bounds.open_s)
+        try:
+            self._sender = await context.port.open(pool, offer, blocks, context.bounds.open_s)
+        except KvError:
+            self._refused(pool, loop.time())
+            raise
+        self._rests.pop(pool.instance_id, None)
         for layer in range(context.engine.layout.num_layers):
             self._sender.push(layer, first, len(blocks))
         await asyncio.sleep(context.engine.handoff_s(len(blocks) * context.block_size))
@@ -146,6 +172,18 @@ class PoolWriter:
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
+    def _choose(self, first_hash: bytes, now: float) -> KvPeer | None:
+        """The pool for prefixes that begin so, among those that took what they were offered."""
+        taking = tuple(one for one in self._pools
+                       if (rest := self._rests.get(one.peer.instance_id)) is None or now >= rest.until_s)  # fmt: skip
+        return _rendezvous(first_hash, taking) if taking else None
+
+    def _refused(self, pool: KvPeer, now: float) -> None:
+        """It is full or cannot be reached: it gets no offer for a while."""
+        before = self._rests.get(pool.instance_id)
+        rest_s = before.next_s if before is not None else REST_S
+        self._rests[pool.instance_id] = _Rest(now + rest_s, min(MAX_REST_S, 2.0 * rest_s))
+
     def _num_known(self, hashes: list[bytes], now: float) -> int:
         for index, h in enumerate(hashes):
             if now - self._known.get(h, float("-inf")) > KNOWN_FOR_S:
@@ -153,6 +191,20 @@ class PoolWriter:
         return len(hashes)
 
 
-def _rendezvous(first_hash: bytes, pools: tuple[KvPeer, ...]) -> KvPeer:
-    """Highest random weight: a pool that joins or leaves moves only its own share of prefixes."""
-    return max(pools, key=lambda pool: hashlib.sha256(first_hash + pool.instance_id.encode()).digest())
+def _pool(one: PoolPeer) -> _Pool:
+    peer = KvPeer(
+        instance_id=one.instance_id, epoch=one.epoch, data_endpoint=one.data_endpoint, host_id=one.host_id
+    )  # fmt: skip
+    return _Pool(peer, one.weight)
+
+
+def _rendezvous(first_hash: bytes, pools: tuple[_Pool, ...]) -> KvPeer:
+    """Highest -w / ln(u), u drawn from both names: each pool gets its weight's share of prefixes, and one that joins,
+    leaves or changes weight moves only its own share (weighted rendezvous hashing, Schindelhauer, Schomaker 2005)."""
+
+    def score(one: _Pool) -> tuple[float, InstanceId]:
+        digest = hashlib.sha256(first_hash + one.peer.instance_id.encode()).digest()
+        unit = (int.from_bytes(digest[:8], "big") + 0.5) / 2.0**64
+        return -one.weight / math.log(min(unit, 1.0 - 2.0**-53)), one.peer.instance_id
+
+    return max(pools, key=score).peer

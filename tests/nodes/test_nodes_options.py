@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from nodes.agent import NodeAgent
 from nodes.making import engine_maker
 from nodes.options import AgentOptions, parse_options
 from transfer.errors import ConfigError, InvalidValue
-from transfer.terms import Role
+from transfer.kv.arena import HostArena
+from transfer.kv.links.tcp import TcpKvPort
+from transfer.terms import KvLayout, Role
 
 BASE = ["--control", "tcp://127.0.0.1:5555", "--instance", "d0=decode"]
 
@@ -45,6 +48,11 @@ def test_instances_from_flags_and_from_the_environment() -> None:
         ([*BASE, "--speed", "nan"], {}, "--speed must be a number above 0"),
         ([*BASE, "--spead", "1"], {}, "unrecognized arguments: --spead"),
         (BASE, {"PHASEPLANE_KV_GIB": "-1"}, "PHASEPLANE_KV_GIB must be a number above 0, got '-1'"),
+        ([*BASE, "--kv-links", "0"], {}, "--kv-links must be a whole number above 0, got '0'"),
+        ([*BASE, "--kv-links", "9", "--data-host", "10.0.0.1,10.1.0.1"], {}, "--kv-links 9 on each of 2 hosts"),
+        ([*BASE, "--data-host", "10.0.0.1,10.1.0.1", "--data-advertise", "a"], {}, "--data-advertise 1; name as many"),
+        ([*BASE, "--kv-backend", "rdma"], {}, "--kv-backend must be one of tcp, mooncake, nixl, got 'rdma'"),
+        (BASE, {"PHASEPLANE_KV_BACKEND": "ucx"}, "PHASEPLANE_KV_BACKEND must be one of tcp, mooncake, nixl"),
         (BASE, {"PHASEPLANE_ENGINE": "tensorrt"}, "PHASEPLANE_ENGINE must be one of native, emulated"),
     ],
 )
@@ -66,3 +74,16 @@ async def test_emulated_engines_have_the_hardware_curve_and_memory_they_are_give
         engine_maker(parse_options([*argv, "--model", "lama-3.1-8b"], {}), options.instances[0])
     with pytest.raises(InvalidValue, match="hardware class"):
         engine_maker(parse_options([*argv, "--hardware", "H9"], {}), options.instances[0])
+
+
+@pytest.mark.parametrize("backend", ["tcp", "nixl"])
+def test_an_agents_kv_ports_have_the_hosts_links_and_backend_it_is_told(backend: str) -> None:
+    argv = [*BASE, "--data-host", "127.0.0.1,127.0.0.2", "--data-advertise", "a.example,b.example", "--kv-links", "3"]
+    (spec,) = NodeAgent(parse_options([*argv, "--kv-backend", backend], {}))._specs
+    layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="uint8", rope="none")
+    port = spec.make_port("d0", 1, HostArena(layout, 2))
+    assert isinstance(port, TcpKvPort)
+    assert port.endpoint == "tcp://a.example:0,tcp://b.example:0"
+    assert port._links == 3
+    ring = port._context.direct
+    assert (None if ring is None else ring._reader.name) == (None if backend == "tcp" else backend)

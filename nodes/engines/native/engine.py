@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from nodes.engines.engine import OnLayer, StepBatch, StepResult
+from nodes.engines.engine import LayerGate, OnLayer, StepBatch, StepResult
 from nodes.engines.native.calibration import decoder_shape, measure_latency, measure_machine
 from nodes.engines.native.config import DecoderConfig, read_config
 from nodes.engines.native.kv import TORCH_DTYPES, PagedKv
@@ -82,12 +81,15 @@ class NativeEngine:
             self._kv.close()
             raise
 
-    async def step(self, batch: StepBatch, on_layer: OnLayer | None = None) -> StepResult:
-        """Raises InvalidValue, before anything is written, for a chunk outside the arena; EngineFailed otherwise."""
+    async def step(
+        self, batch: StepBatch, on_layer: OnLayer | None = None, before_layer: LayerGate | None = None
+    ) -> StepResult:
+        """Raises InvalidValue, before anything is written, for a chunk outside the arena; StepAbandoned when the gate
+        does; EngineFailed otherwise."""
         if self._is_closed:
             raise EngineFailed("the engine is closed; start another instance")
         check_batch(batch, self._limits)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, batch, on_layer)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, batch, on_layer, before_layer)
 
     def handoff_s(self, num_tokens: int) -> float:
         """0.0: this engine's links are real."""
@@ -109,12 +111,20 @@ class NativeEngine:
                 f"cannot load {model_dir} on {self.device} ({error}); free memory or choose a smaller model"
             ) from error
 
-    def _step(self, batch: StepBatch, on_layer: Callable[[int], None] | None) -> StepResult:
-        started = time.perf_counter()
+    def _step(self, batch: StepBatch, on_layer: OnLayer | None, before_layer: LayerGate | None) -> StepResult:
+        started, waited_s = time.perf_counter(), 0.0
+
+        def wait(layer: int) -> None:
+            nonlocal waited_s
+            if before_layer is not None:
+                since = time.perf_counter()
+                before_layer.wait(layer)
+                waited_s += time.perf_counter() - since
+
         try:
             with torch.inference_mode():
                 plan = plan_step(batch, self._limits, self._decoder.dtype, self.device)
-                logits = self._decoder.forward(plan, self._kv, on_layer)
+                logits = self._decoder.forward(plan, self._kv, on_layer, None if before_layer is None else wait)
                 samplings = [chunk.sampling for chunk in plan.sampled if chunk.sampling is not None]
                 tokens = sample(logits, samplings) if samplings else []
         except (RuntimeError, MemoryError, IndexError, TypeError) as error:
@@ -122,14 +132,14 @@ class NativeEngine:
         if self.device.type == "cuda" and not samplings:
             torch.cuda.synchronize(self.device)  # duration_s is the step's, not the launch's
         sampled = {chunk.request_id: token for chunk, token in zip(plan.sampled, tokens, strict=True)}
-        return StepResult(sampled=sampled, duration_s=time.perf_counter() - started)
+        return StepResult(sampled=sampled, duration_s=time.perf_counter() - started, waited_s=waited_s)
 
     def _profile(self, hardware: HardwareProfile | None, measure: bool) -> tuple[HardwareProfile, LatencyProfile]:
         dtype = TORCH_DTYPES[self.dtype_name]
         declared = hardware or measure_machine(dtype, self.device)
         profile = LatencyProfile(hardware=declared, shape=decoder_shape(self.config, self.layout.itemsize))
         if measure:
-            profile = measure_latency(profile, lambda batch: self._step(batch, None).duration_s, self._limits)
+            profile = measure_latency(profile, lambda batch: self._step(batch, None, None).duration_s, self._limits)
         return declared, profile
 
 

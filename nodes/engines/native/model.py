@@ -50,10 +50,14 @@ class Decoder:
             self._cos, self._sin = rope_tables(config.rope, config.head_dim, num_positions, dtype, device)
         self._attention = Attention(config, dtype, device)
 
-    def forward(self, plan: StepPlan, kv: PagedKv, on_layer: Callable[[int], None] | None) -> torch.Tensor:
+    def forward(
+        self, plan: StepPlan, kv: PagedKv, on_layer: Callable[[int], None] | None,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Writes the step's KV and returns float32 logits [len(plan.sampled), vocab_size].
 
-        on_layer is called for each layer as soon as its KV is written.
+        on_layer is called for each layer as soon as its KV is written, before_layer just before that: it may block
+        until KV of earlier positions has come, or raise to end the step.
         """
         with torch.inference_mode():
             hidden = F.embedding(plan.tokens, self._embedding)
@@ -64,6 +68,8 @@ class Decoder:
                 cache = kv.layers[index]
                 _write(cache, plan.slots, k, v)
                 kv.mark_written(index)
+                if before_layer is not None:
+                    before_layer(index)
                 if on_layer is not None:
                     on_layer(index)
                 if index == last and not plan.sampled:

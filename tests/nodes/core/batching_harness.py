@@ -14,12 +14,14 @@ from nodes.core.batching import BatchCore
 from nodes.core.events import (
     Add,
     Admitted,
+    Arriving,
     Cached,
     CannotPause,
     Computed,
     Effect,
     Emit,
     Event,
+    Fetched,
     Gone,
     HandsChanged,
     KvReady,
@@ -28,9 +30,11 @@ from nodes.core.events import (
     SequenceSpec,
     StepDone,
     StepPlan,
+    StepUndone,
     Work,
 )
 from nodes.core.residency import BatchConfig
+from nodes.core.sequence import State
 from nodes.engines.engine import Chunk, Sampled
 from transfer.terms import FinishReason, SamplingParams
 
@@ -133,6 +137,10 @@ class Record:
     blocks: list[int] = field(default_factory=list)
     have: int = 0
     fetched: int = 0
+    arriving: int = 0
+    """Leading blocks that the core was told are on their way, until a step or the fetch has ended."""
+    landed: bool = False
+    fetch_failed: bool = False
     pushed: list[int] = field(default_factory=list)
     computed: Computed | None = None
     paused: bool = False
@@ -195,6 +203,59 @@ class Harness:
         for position in range(first_block * self.size, len(tokens) - 1):
             self.arena[blocks[position // self.size], position % self.size] = kv[position]
 
+    # --- a fetch beside compute -----------------------------------------------------------------------------
+
+    def arriving(self, request_id: str, num_blocks: int, generation: int = 1) -> list[Effect]:
+        """`num_blocks` leading blocks will come. The core may start the rest, or leave it to Fetched."""
+        one = self.record(request_id, generation)
+        effects = self.send(Arriving(request_id=request_id, generation=generation, num_blocks=num_blocks))
+        if self.core.state_of(request_id, generation) is State.PREFILLING:
+            whole = (len(one.tokens) - 1) // self.size
+            one.arriving, one.landed = min(num_blocks, one.spec.fetch_blocks, whole), False
+            assert one.have < one.arriving <= whole
+        return effects
+
+    def land(self, one: Record) -> None:
+        """The last layer of the fetch is in place: gates pass."""
+        self.write_kv(one, one.blocks, one.have, one.tokens[: one.arriving * self.size + 1])
+        one.landed = True
+
+    def fetch_ended(self, one: Record, num_blocks: int | None = None) -> list[Effect]:
+        """Fetched: all that was arriving, or, with `num_blocks` given, a failure that leaves as many."""
+        if num_blocks is None:
+            if one.arriving:
+                self.land(one)
+                one.fetched, one.arriving = one.arriving - one.have, 0
+            num_blocks = one.have + one.fetched
+        else:
+            assert not one.landed
+            self.write_kv(one, one.blocks, one.have, one.tokens[: max(num_blocks, one.have) * self.size + 1])
+            one.fetched = max(0, num_blocks - one.have)
+            in_step = any(other is one for _, other, _ in self.in_step)
+            one.fetch_failed = in_step
+            one.arriving = one.arriving if in_step else 0
+        request_id, generation = one.spec.request_id, one.spec.generation
+        return self.send(Fetched(request_id=request_id, generation=generation, num_blocks=num_blocks))
+
+    def waited_for(self) -> list[Record]:
+        """Who holds the running step back: live, with blocks on their way."""
+        return [
+            one
+            for _, one, _ in self.in_step
+            if one.arriving and not one.landed and self.core.state_of(one.spec.request_id, one.spec.generation)
+        ]
+
+    def abandon_step(self, failed: list[Record]) -> list[Effect]:
+        """The gate raised for `failed`: what the step was to write is garbage now."""
+        assert self.plan is not None
+        for chunk, one, _ in self.in_step:
+            for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+                self.arena[chunk.block_table[position // self.size], position % self.size] = b"half"
+            if any(one is other for other in failed):
+                one.arriving, one.fetch_failed = 0, False
+        self.plan, self.in_step = None, []
+        return self.send(StepUndone(failed=tuple(one.spec.request_id for one in failed)))
+
     # --- the engine -----------------------------------------------------------------------------------------
 
     def begin_step(self) -> StepPlan | None:
@@ -205,6 +266,10 @@ class Harness:
         plan = self.plan
         self.num_preempted += len(plan.preempted)
         assert 0 < sum(len(chunk.tokens) for chunk in plan.chunks) <= self.config.token_budget
+        assert plan.arriving == [
+            chunk.request_id for chunk in plan.chunks if self.records[chunk.request_id, self._live(chunk)].arriving
+        ]
+        assert not plan.arriving or not self.core.running_ids, "decodes wait for a pool"
         assert len({chunk.request_id for chunk in plan.chunks}) == len(plan.chunks) <= self.config.max_running
         live = {(h.request_id): h.generation for h in self.core.holdings()}
         for chunk in plan.chunks:
@@ -220,13 +285,20 @@ class Harness:
         return plan
 
     def end_step(self) -> list[Effect]:
-        """The engine works as late as it may: everything that happened since the plan is in its way."""
+        """The engine works as late as it may: everything that happened since the plan is in its way. What it waits
+        for has failed, or comes now."""
         assert self.plan is not None
+        waited_for = self.waited_for()
+        if failed := [one for one in waited_for if one.fetch_failed]:
+            return self.abandon_step(failed)
+        for one in waited_for:
+            self.land(one)
+        wild = {chunk.request_id for chunk, one, _ in self.in_step if one.arriving and not one.landed}  # dropped
         written: dict[tuple[int, int], str] = {}
         sampled: dict[str, Sampled] = {}
         for chunk, one, tokens in self.in_step:
             kv = digests(tokens, one.spec.root)
-            for position in range(chunk.start):
+            for position in range(chunk.start if chunk.request_id not in wild else 0):
                 cell = chunk.block_table[position // self.size], position % self.size
                 assert self.arena.get(cell) == kv[position], f"{chunk.request_id} reads wrong KV at {position}"
             for position in range(chunk.start, chunk.start + len(chunk.tokens)):
@@ -236,10 +308,13 @@ class Harness:
         for chunk, one, tokens in self.in_step:
             kv = digests(tokens, one.spec.root)
             for position in range(chunk.start, chunk.start + len(chunk.tokens)):
-                self.arena[chunk.block_table[position // self.size], position % self.size] = kv[position]
+                cell = chunk.block_table[position // self.size], position % self.size
+                self.arena[cell] = kv[position] if chunk.request_id not in wild else b"wild"
+            if one.landed and one.arriving:
+                one.fetched, one.arriving = one.arriving - one.have, 0
             if chunk.sampling is not None:
                 sampled[chunk.request_id] = Sampled(next_token(kv[len(tokens) - 1], chunk.sampling.banned))
-        self._take_pushes()
+        self._take_pushes(wild)
         self.plan, self.in_step = None, []
         self.num_steps += 1
         return self.send(StepDone(sampled=sampled, duration_s=0.01))
@@ -277,10 +352,15 @@ class Harness:
         for one in self.records.values():
             assert one.refused + one.gone == 1, one
 
-    def _take_pushes(self) -> None:
+    def _live(self, chunk: Chunk) -> int:
+        return next(h.generation for h in self.core.holdings() if h.request_id == chunk.request_id)
+
+    def _take_pushes(self, wild: set[str]) -> None:
         assert self.plan is not None
         tables = {chunk.request_id: (chunk.block_table, one) for chunk, one, _ in self.in_step}
         for push in self.plan.pushes:
+            if push.request_id in wild:
+                continue
             table, one = tables[push.request_id]
             assert push.generation == one.spec.generation
             kv = digests(one.spec.tokens, one.spec.root)

@@ -64,7 +64,7 @@ class AnyOrder(RuleBasedStateMachine):
                 max_context=max_context, max_running=max_running, max_waiting=3,
             )
         )  # fmt: skip
-        self.num_added = 0
+        self.num_added = self.num_failed = self.num_undone = 0
         self.dropped: set[tuple[str, int]] = set()
         self.lost: set[tuple[str, int]] = set()
 
@@ -162,6 +162,51 @@ class AnyOrder(RuleBasedStateMachine):
         one.fetched = max(0, found - one.have)
         self.h.write_kv(one, one.blocks, one.have, one.tokens[: max(found, one.have) * self.h.size + 1])
         self.h.send(Fetched(request_id=key[0], generation=key[1], num_blocks=found))
+
+    def arriving(self) -> list[tuple[str, int]]:
+        return [key for key in self.keys(State.PREFILLING) if self.h.record(*key).arriving]
+
+    @rule(number=picks, found=st.integers(0, 4))
+    def fetch_begins(self, number: int, found: int) -> None:
+        if key := self.pick(number, State.FETCHING):
+            self.h.arriving(key[0], found, key[1])
+
+    @rule(number=picks)
+    def last_layer_lands(self, number: int) -> None:
+        if keys := self.arriving():
+            one = self.h.record(*keys[number % len(keys)])
+            if not one.fetch_failed:
+                self.h.land(one)
+
+    @rule(number=picks)
+    def fetch_succeeds(self, number: int) -> None:
+        """Also after a step has proved it: the core is told late, or twice."""
+        keys = [key for key in self.keys(State.PREFILLING, State.COMPUTED) if self.h.record(*key).landed]
+        if keys:
+            self.h.fetch_ended(self.h.record(*keys[number % len(keys)]))
+
+    @rule(number=picks, left=st.integers(0, 2))
+    def fetch_fails(self, number: int, left: int) -> None:
+        keys = [key for key in self.arriving() if not self.h.record(*key).landed]
+        if keys:
+            one = self.h.record(*keys[number % len(keys)])
+            if not one.fetch_failed:
+                self.h.fetch_ended(one, min(left, one.arriving - 1))
+                self.num_failed += one.fetch_failed
+
+    @precondition(lambda self: self.h.plan is not None)
+    @rule(number=picks)
+    def gate_is_late(self, number: int) -> None:
+        """A step gives up before its fetch has: the sequence waits for the fetch's end again."""
+        if waited_for := self.h.waited_for():
+            one = waited_for[number % len(waited_for)]
+            failed = [other for other in waited_for if other is one or other.fetch_failed]
+            was = [(other, other.fetch_failed) for other in failed]
+            self.h.abandon_step(failed)
+            for other, had_failed in was:
+                state = self.h.core.state_of(other.spec.request_id, other.spec.generation)
+                assert state is (State.PREFILLING if had_failed else State.FETCHING)
+            self.num_undone += 1
 
     # --- steps ---
 
@@ -306,13 +351,24 @@ def random_run(seed: int, num_actions: int) -> AnyOrder:
                 prompt, sampling, rng.choice(list(Work)), rng.randint(0, 1), rng.choice(ROOTS), rng.randint(0, 3),
                 rng.randint(0, 3),
             )  # fmt: skip
+        elif action < 0.22:
+            machine.fetch_begins(number, rng.randint(1, 4))
+        elif action < 0.27:
+            rng.choice([machine.last_layer_lands, machine.fetch_succeeds])(number)
+        elif action < 0.32:
+            machine.fetch_fails(number, rng.randint(0, 2))
         elif action < 0.60:
-            machine.end_step() if machine.h.plan is not None else machine.begin_step()
+            if machine.h.plan is None:
+                machine.begin_step()
+            elif rng.random() < 0.6 or not machine.h.waited_for():
+                machine.end_step()
+            else:
+                machine.gate_is_late(number)
         elif action < 0.68:
             machine.kv_ready(number)
         elif action < 0.72:
             machine.migrated(number, rng.randint(1, 9))
-        elif action < 0.85:
+        elif action < 0.78:
             rng.choice([machine.fetched, machine.pin])(number, rng.randint(1, 4))
         elif action < 0.96:
             rng.choice([machine.handed, machine.handed, machine.resume, machine.pause, machine.unpin])(number)
@@ -326,7 +382,7 @@ def random_run(seed: int, num_actions: int) -> AnyOrder:
 
 
 def test_long_random_lives_end_right_and_reach_every_corner() -> None:
-    machines = [random_run(seed, 400) for seed in range(60)]
+    machines = [random_run(seed, 400) for seed in range(80)]
     records = [one for machine in machines for one in machine.h.records.values()]
     seen = {
         "preempted": sum(machine.h.core.load(0.0).num_preemptions for machine in machines),
@@ -334,6 +390,9 @@ def test_long_random_lives_end_right_and_reach_every_corner() -> None:
         "computed": sum(one.computed is not None for one in records),
         "from cache": sum(one.have > 0 for one in records),
         "fetched": sum(one.fetched > 0 for one in records),
+        "fetched beside compute": sum(one.landed for one in records),
+        "fetch failed in a step": sum(machine.num_failed for machine in machines),
+        "gate late": sum(machine.num_undone for machine in machines),
         "refused": sum(one.refused for one in records),
         "lost": sum(one.lost is not None for one in records),
         "dropped": sum(len(machine.dropped) for machine in machines),

@@ -1,74 +1,102 @@
-"""The pool's index: visible after commit only, LRU, never out while pinned, and no block lost by any order of calls."""
+"""The pool's index: visible after commit only, never out while anybody keeps it, and no block lost by any order of
+calls, in memory or on SSD."""
 
 from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.pool.index import StoreLimits
+from nodes.pool.policy import LruPolicy
 from nodes.pool.store import SKIP, PoolStore
 from transfer.errors import InvalidValue, Refused
 
 A, B, C, D, E = (bytes([i]) * 32 for i in range(5))
+ALL = StoreLimits(high=1.0, low=1.0)
+"""No eviction ahead of need."""
 
 
-def put(store: PoolStore, *hashes: bytes, key: object = "w") -> list[int]:
-    blocks = store.reserve(key, hashes, 10.0).blocks
-    store.commit(key)
+def h(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def put(store: PoolStore, *hashes: bytes, key: object = "w", now: float = 0.0) -> list[int]:
+    blocks = store.reserve(key, hashes, now, now + 10.0).blocks
+    store.commit(key, now)
     return blocks
+
+
+def spill_all(store: PoolStore) -> None:
+    while spilling := [h for h, _ in (*store.trim(), *store.next_spills())]:
+        for one in spilling:
+            store.spilled(one, True)
+
+
+# --- puts and gets in memory ----------------------------------------------------------------------------------------
 
 
 def test_content_is_invisible_until_committed_and_kept_once() -> None:
     store = PoolStore(4)
-    first = store.reserve("w1", [A, B], 10.0)
+    first = store.reserve("w1", [A, B], 0.0, 10.0)
     assert SKIP not in first.blocks
-    assert store.pin("r", [A, B], 10.0) == []
-    assert store.reserve("w2", [A, B, C], 10.0).blocks[:2] == [SKIP, SKIP]
-    assert store.commit("w1") == (A, B)
-    assert store.commit("w1") == ()
-    assert store.pin("r2", [A, B, C], 10.0) == first.blocks
-    assert store.reserve("w3", [D, D], 10.0).blocks[1] == SKIP
-    assert store.leaked_blocks() == 0
+    assert store.lease("r", [A, B], 0.0, 10.0).blocks == []
+    assert store.lookup([A, B]) == 0
+    assert store.reserve("w2", [A, B, C], 0.0, 10.0).blocks[:2] == [SKIP, SKIP]
+    assert store.commit("w1", 0.0) == (A, B)
+    assert store.commit("w1", 0.0) == ()
+    assert store.lease("r2", [A, B, C], 0.0, 10.0).blocks == first.blocks
+    assert store.reserve("w3", [D, D], 0.0, 10.0).blocks[1] == SKIP
+    assert store.check() == 0
 
 
 def test_a_failed_write_leaves_nothing() -> None:
     store = PoolStore(2)
-    store.reserve("w", [A, B], 10.0)
+    store.reserve("w", [A, B], 0.0, 10.0)
     with pytest.raises(Refused, match="under way"):
-        store.reserve("w", [C], 10.0)
+        store.reserve("w", [C], 0.0, 10.0)
     with pytest.raises(Refused, match="no room for 1"):
-        store.reserve("x", [C], 10.0)
+        store.reserve("x", [C], 0.0, 10.0)
     store.release("w")
     store.release("w")
-    assert store.commit("w") == ()
-    assert (store.free_blocks, store.cached_blocks, store.leaked_blocks()) == (2, 0, 0)
+    assert store.commit("w", 0.0) == ()
+    assert (store.free_blocks, store.cached_blocks, store.check()) == (2, 0, 0)
 
 
 def test_the_least_recently_used_goes_and_a_prefix_outlives_its_tail() -> None:
-    store = PoolStore(4)
+    store = PoolStore(4, limits=ALL)
     put(store, A, B)
     put(store, C, D)
-    store.pin("r", [A, B], 10.0)
-    store.unpin("r")
-    reserved = store.reserve("w", [E], 10.0)
-    assert reserved.evicted == (D,)
+    store.lease("r", [A, B], 0.0, 10.0)
+    store.unlease("r")
+    store.take_changes()
+    reserved = store.reserve("w", [E], 0.0, 10.0)
+    changes = store.take_changes()
+    assert changes is not None
+    assert changes.removed == [D]
     assert len(reserved.taken) == 1
     assert store.hashes() == (C, B, A)
     assert store.num_evicted == 1
 
 
-def test_a_pinned_block_stays_until_its_pin_ends() -> None:
+def test_a_leased_block_stays_until_its_lease_ends() -> None:
     store = PoolStore(2)
     put(store, A, B)
-    store.pin("r", [A, B], 5.0)
-    store.pin("r", [A], 9.0)
+    store.lease("r", [A, B], 0.0, 5.0)
+    store.lease("r", [A], 0.0, 9.0)
     with pytest.raises(Refused, match="pinned"):
-        store.reserve("w", [C], 10.0)
+        store.reserve("w", [C], 0.0, 10.0)
     assert store.free_blocks == 0
-    store.unpin("r")
-    assert store.reserve("w", [C], 10.0).evicted == (B,)
-    assert store.drop_overdue_pins(8.9) == 0
-    assert store.drop_overdue_pins(9.0) == 1
+    store.unlease("r")
+    with pytest.raises(Refused, match="pinned"):  # the shorter ended: what the other reads is all kept
+        store.reserve("w", [C], 0.0, 10.0)
+    assert store.end_overdue(4.9) == 0
+    assert store.end_overdue(5.0) == 1
+    put(store, C)
     assert store.pinned_blocks == 0
 
 
@@ -76,41 +104,338 @@ def test_what_a_write_builds_on_is_not_evicted_for_it() -> None:
     store = PoolStore(2)
     put(store, A, B)
     with pytest.raises(Refused):
-        store.reserve("w", [A, B, C], 10.0)
+        store.reserve("w", [A, B, C], 0.0, 10.0)
     assert set(store.hashes()) == {A, B}
 
 
 def test_overdue_writes_are_told() -> None:
     store = PoolStore(2)
-    store.reserve("w", [A], 3.0)
+    store.reserve("w", [A], 0.0, 3.0)
     assert store.overdue_writes(2.9) == []
     assert store.overdue_writes(3.0) == ["w"]
     with pytest.raises(InvalidValue):
         PoolStore(0)
 
 
-@given(st.lists(st.tuples(st.sampled_from("rcxpuo"), st.integers(0, 3), st.lists(st.integers(0, 9), max_size=6))))
+def test_parents_are_told_to_the_policy() -> None:
+    told: list[tuple[bytes, bytes | None]] = []
+
+    class Policy(LruPolicy):
+        def stored(self, h: bytes, parent: bytes | None, now: float) -> None:
+            told.append((h, parent))
+            super().stored(h, parent, now)
+
+    store = PoolStore(4, Policy())
+    put(store, A, B, C)
+    assert told == [(C, B), (B, A), (A, None)]
+
+
+# --- watermark ------------------------------------------------------------------------------------------------------
+
+
+def test_above_the_high_watermark_blocks_are_freed_down_to_the_low_one() -> None:
+    store = PoolStore(100)
+    put(store, *map(h, range(95)))
+    assert store.trim() == []
+    assert store.cached_blocks == 95
+    put(store, h(95))
+    store.lease("r", [h(95)], 0.0, 10.0)
+    store.pin("p", [h(94)], 10.0)
+    assert store.trim() == []
+    assert store.cached_blocks == 90
+    assert store.lookup([h(95)]) == store.lookup([h(94)]) == 1
+    assert store.check() == 0
+
+
+# --- SSD ------------------------------------------------------------------------------------------------------------
+
+
+def test_worthy_blocks_are_written_ahead_and_leave_memory_only_when_there() -> None:
+    store = PoolStore(8, ssd_blocks=100, limits=StoreLimits(high=0.375, low=0.25))
+    put(store, A, B)
+    spills = store.next_spills()
+    assert [one for one, _ in spills] == [B, A]
+    assert store.next_spills() == []
+    store.spilled(A, True)
+    store.spilled(A, True)
+    store.spilled(B, False)
+    assert (store.on_ssd(A), store.on_ssd(B)) == (True, False)
+    put(store, C, D)
+    store.take_changes()
+    assert [one for one, _ in store.trim()] == [B]  # A is there already and goes; B is written first
+    assert (store.cached_blocks, store.spilling_blocks) == (3, 1)
+    store.spilled(B, True)
+    changes = store.take_changes()
+    assert changes is not None
+    assert (sorted(changes.stored_ssd), changes.removed) == ([A, B], [])
+    assert sorted(store.ssd_hashes()) == [A, B]
+    assert store.check() == 0
+
+
+def test_what_the_filter_does_not_want_is_never_written() -> None:
+    class Never(LruPolicy):
+        def wanted(self, h: bytes) -> bool:
+            return False
+
+    store = PoolStore(4, Never(), ssd_blocks=100, limits=StoreLimits(high=0.5, low=0.25))
+    put(store, A, B, C)
+    assert store.next_spills() == store.trim() == []
+    assert store.cached_blocks == 1
+    assert [one for one, _ in store.flush_spills()] == [A]
+
+
+def test_a_slow_ssd_holds_a_part_of_memory_only() -> None:
+    store = PoolStore(16, ssd_blocks=100)
+    put(store, *map(h, range(16)))
+    assert len([*store.trim(), *store.next_spills()]) == 4
+    assert store.free_blocks == 12
+    for i in range(100, 112):
+        put(store, h(i))
+    assert store.check() == 0
+
+
+def test_what_is_on_ssd_leaves_memory_before_what_would_be_lost() -> None:
+    store = PoolStore(8, ssd_blocks=100)
+    put(store, *map(h, range(8)))
+    store.lease("r", [h(7)], 0.0, 10.0)
+    store.unlease("r")
+    store.ssd_recovered([h(4), h(5)])
+    put(store, h(100), h(101))
+    assert [store.lookup([h(i)]) for i in range(8)] == [1] * 8
+    put(store, h(102))  # nothing else is on SSD: the next victim is lost
+    assert [store.lookup([h(i)]) for i in range(8)] == [1, 1, 1, 1, 1, 1, 0, 1]
+    assert store.check() == 0
+
+
+def test_a_spilling_block_is_not_evicted() -> None:
+    store = PoolStore(1, ssd_blocks=100)
+    put(store, A)
+    store.next_spills()
+    with pytest.raises(Refused):
+        store.reserve("w", [B], 0.0, 10.0)
+    store.spilled(A, True)
+    put(store, B)
+    assert store.lookup([A]) == 1
+    assert store.check() == 0
+
+
+def test_content_on_ssd_is_loaded_once_for_all_who_ask_and_read_by_nobody_before() -> None:
+    store = PoolStore(4, ssd_blocks=100)
+    store.ssd_recovered([A, B])
+    first = store.lease("r1", [A, B, C], 0.0, 10.0)
+    assert [one for one, _ in first.loads] == first.waiting == [A, B]
+    second = store.lease("r2", [A], 0.0, 10.0)
+    assert (second.loads, second.waiting, second.blocks) == ([], [A], first.blocks[:1])
+    assert store.resident(first, 30.0) == []
+    store.loaded(A, True, 0.0)
+    store.loaded(A, True, 0.0)
+    store.loaded(B, False, 0.0)
+    assert store.resident(first, 30.0) == first.blocks[:1] == store.resident(second, 30.0)
+    assert store.end_overdue(29.0) == 0  # however long the disk took, the reading has its time
+    assert (store.cached_blocks, store.loading_blocks, store.check()) == (1, 0, 0)
+    store.unlease("r1")
+    assert store.resident(first, 30.0) == []
+
+
+def test_what_waited_for_a_disk_that_hung_is_looked_through_soon() -> None:
+    """Not in the square of its number: the event loop stands still meanwhile."""
+
+    class Picky(LruPolicy):
+        def wanted(self, h: bytes) -> bool:
+            return False
+
+    num = 60_000
+    store = PoolStore(num, Picky(), ssd_blocks=100)
+    for start in range(0, num, 1000):
+        store.reserve(start, [h(number) for number in range(start, start + 1000)], 0.0, 10.0)
+        store.commit(start, 0.0)
+    started, turns = time.perf_counter(), 0
+    while store._unexamined:
+        assert store.next_spills() == []
+        turns += 1
+    assert time.perf_counter() - started < 0.25
+    assert turns > 10, "others have their turn in between"
+
+
+def test_a_bad_record_is_gone_from_the_index() -> None:
+    store = PoolStore(2, ssd_blocks=100)
+    store.ssd_recovered([A])
+    store.take_changes()
+    store.lease("r", [A], 0.0, 10.0)
+    store.ssd_removed(A)
+    store.loaded(A, False, 0.0)
+    store.ssd_removed(A)
+    changes = store.take_changes()
+    assert changes is not None
+    assert (changes.stored, changes.removed) == ([], [A])
+    assert (store.lookup([A]), store.free_blocks, store.check()) == (0, 2, 0)
+
+
+def test_loads_are_bounded_and_take_no_leased_block() -> None:
+    store = PoolStore(4, ssd_blocks=100, limits=StoreLimits(loading=3))
+    store.ssd_recovered(map(h, range(10)))
+    lease = store.lease("r", [h(i) for i in range(10)], 0.0, 10.0)
+    assert len(lease.blocks) == 3
+    for i in range(3):
+        store.loaded(h(i), True, 0.0)
+    more = store.lease("r2", [h(i) for i in range(3, 10)], 0.0, 10.0)
+    assert len(more.blocks) == 1
+    assert store.check() == 0
+
+
+# --- pins: LMCache#2017, LMCache#987 ---------------------------------------------------------------------------------
+
+
+def test_pins_never_released_end_with_their_time_to_live() -> None:
+    store = PoolStore(4)
+    put(store, A, B)
+    for round_ in range(1000):
+        store.pin(f"p{round_}", [A], float(round_ + 1))
+        store.end_overdue(float(round_))
+    assert store.pinned_blocks == 1
+    assert store.end_overdue(1000.0) == 1
+    assert store.pinned_blocks == 0
+    put(store, C, D, E, key="w2")
+    assert store.check() == 0
+
+
+def test_a_repeated_pin_starts_its_time_anew_and_a_double_unpin_does_nothing() -> None:
+    store = PoolStore(4)
+    put(store, A, B)
+    assert store.pin("p", [A, B, C], 5.0) == 2
+    assert store.pin("p", [A], 9.0) == 1
+    assert store.end_overdue(8.0) == 0
+    store.pin("q", [A], 20.0)
+    store.unpin("p")
+    store.unpin("p")
+    assert store.pinned(A)
+    assert not store.pinned(B)
+    store.unpin("q")
+    assert store.pinned_blocks == store.check() == 0
+
+
+def test_a_pin_of_one_content_many_times_costs_as_much_as_once() -> None:
+    store = PoolStore(4)
+    put(store, A)
+    assert store.pin("p", [A] * 1000, 5.0) == 1000
+    (hold,) = store._pins._by_key["p"]
+    assert hold.hashes == [A]
+    store.unpin("p")
+    assert store.pinned_blocks == store.check() == 0
+
+
+def test_pins_keep_a_share_at_most_and_a_refused_one_changes_nothing() -> None:
+    store = PoolStore(4, ssd_blocks=4)
+    put(store, A, B, C)
+    store.pin("p", [A], 5.0)
+    with pytest.raises(Refused, match=r"pins may keep 50% of the pool's 4 blocks of memory, with this one .* keep 3"):
+        store.pin("p", [A, B, C], 9.0)
+    assert (store.pinned(A), store.pinned(B)) == (True, False)
+    assert store.end_overdue(5.0) == 1
+    spill_all(store)
+    assert store.pin("p", [A, B, C], 9.0) == 3  # they are on SSD too, and leave memory free
+    assert store.free_blocks == 4
+
+
+def test_a_pinned_block_leaves_memory_only_for_ssd() -> None:
+    store = PoolStore(2, ssd_blocks=10)
+    put(store, A)
+    store.pin("p", [A], 5.0)
+    with pytest.raises(Refused):
+        store.reserve("w", [B, C], 0.0, 10.0)
+    spill_all(store)
+    put(store, B, C)
+    assert store.lookup([A]) == 1
+
+
+# --- bounds: Mooncake#3452, LMCache#2942 ----------------------------------------------------------------------------
+
+
+def test_metadata_is_capped_whatever_is_asked() -> None:
+    store = PoolStore(4, ssd_blocks=8, limits=StoreLimits(writes=3, leases=3, pins=3))
+    put(store, A)
+    for i in range(3):
+        store.reserve(f"w{i}", [A], 0.0, 10.0)
+        store.lease(f"l{i}", [A], 0.0, 10.0)
+        store.pin(f"p{i}", [A], 10.0)
+    with pytest.raises(Refused, match="3 writes under way"):
+        store.reserve("w3", [A], 0.0, 10.0)
+    with pytest.raises(Refused, match="has 3 pins"):
+        store.pin("p3", [A], 10.0)
+    assert store.lease("l3", [A], 0.0, 10.0).blocks == []
+    for i in range(3):
+        store.commit(f"w{i}", 0.0)
+    for i in range(1000):
+        put(store, h(i))
+        spill_all(store)
+        store.take_changes()
+    assert len(store.hashes()) <= 4
+
+
+def test_allocation_does_not_loop_when_nothing_can_be_evicted() -> None:
+    """One pass over the victims, then a refusal."""
+
+    class Counted(LruPolicy):
+        seen = 0
+
+        def victims(self) -> Iterator[bytes]:
+            for victim in super().victims():
+                self.seen += 1
+                yield victim
+
+    policy = Counted()
+    store = PoolStore(50, policy)
+    put(store, *map(h, range(50)))
+    store.lease("r", [h(i) for i in range(50)], 0.0, 10.0)
+    with pytest.raises(Refused, match="no room"):
+        store.reserve("w", [h(1000)], 0.0, 10.0)
+    assert policy.seen == 50
+    assert store.trim() == []
+    assert policy.seen == 100
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from("rcxpuolsfdnz"), st.integers(0, 3), st.lists(st.integers(0, 9), max_size=6)), max_size=60
+)
+
+
+@given(CALLS)
 def test_no_block_is_lost_or_shared_whatever_the_order(calls: list[tuple[str, int, list[int]]]) -> None:
-    store, pinned = PoolStore(5), dict[int, list[int]]()
+    store, leased = PoolStore(5, ssd_blocks=8), dict[int, list[int]]()
+    loading, spilling = list[bytes](), list[bytes]()
     for now, (call, key, contents) in enumerate(calls):
         hashes = [bytes([c]) * 32 for c in contents]
-        if call == "r":
-            try:
-                reserved = store.reserve(key, hashes, now + 5.0)
-            except Refused:
-                continue
-            held = {block for blocks in pinned.values() for block in blocks}
-            assert not held & set(reserved.taken)
-        elif call == "c":
-            store.commit(key)
-        elif call == "x":
-            store.release(key)
-        elif call == "p" and key not in pinned:
-            pinned[key] = store.pin(key, hashes, 1e9)
-        elif call == "u" and pinned.pop(key, None) is not None:
-            store.unpin(key)
-        else:
-            for late in store.overdue_writes(now):
-                store.release(late)
+        held = {block for blocks in leased.values() for block in blocks}
+        match call:
+            case "r":
+                with contextlib.suppress(Refused):
+                    assert not held & set(store.reserve(key, hashes, now, now + 5.0).taken)
+            case "c":
+                store.commit(key, now)
+            case "x":
+                store.release(key)
+            case "p" if key not in leased:
+                lease = store.lease(key, hashes, now, 1e9)
+                leased[key] = lease.blocks
+                loading += [one for one, _ in lease.loads]
+                assert not held & {block for _, block in lease.loads}
+            case "u" if leased.pop(key, None) is not None:
+                store.unlease(key)
+            case "l" if loading:
+                store.loaded(loading.pop(0), key > 0, now)
+            case "s":
+                spilling += [one for one, _ in (*store.trim(), *store.next_spills())]
+            case "f" if spilling:
+                store.spilled(spilling.pop(0), key > 0)
+            case "d" if hashes and hashes[0] not in spilling:
+                store.ssd_removed(hashes[0])
+            case "n":
+                with contextlib.suppress(Refused):
+                    store.pin(key, hashes, now + 3.0)
+            case "z":
+                store.unpin(key)
+            case _:
+                for late in store.overdue_writes(now):
+                    store.release(late)
         assert store.check() == store.leaked_blocks() == 0
-        assert store.free_blocks + store.writing_blocks + store.pinned_blocks == store.num_blocks
+        assert 0 <= store.free_blocks <= store.num_blocks

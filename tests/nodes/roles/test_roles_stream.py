@@ -63,6 +63,24 @@ def test_every_block_is_pushed_once_in_every_layer_whenever_the_grant_comes(
     assert stream.claim(12) is None
 
 
+def test_a_step_sends_what_is_fetched_beside_it_and_an_abandoned_one_leaves_it_to_the_next(
+    engine: EmulatedEngine,
+) -> None:
+    """Blocks 0..3 arrive while a step makes 4..7: all of them travel with the step, and the link is charged once."""
+    sender, link = Recorder(), Link(engine)
+    stream = PushStream(0, 8, 2, 16, link)
+    stream.attach(sender, 0.0)
+    assert stream.claim(8) == (sender, 0, 8)
+    stream.finalise(4, 0.0, 1.0)  # the fetch has ended
+    assert (sender.pushed, stream.sent_at) == ([], 0.0)
+    stream.unclaim(0)
+    assert stream.claim(6) == (sender, 0, 6)
+    stream.finalise(6, 1.0, 2.0)
+    assert stream.claim(8) == (sender, 6, 2)
+    stream.finalise(8, 2.0, 2.0)
+    assert stream.sent_at == pytest.approx(2.0 + engine.handoff_s(6 * 16) / MODEL.num_layers + engine.handoff_s(2 * 16))
+
+
 def test_a_link_is_shared_and_hides_under_compute_all_but_the_last_layer(engine: EmulatedEngine) -> None:
     link, tokens = Link(engine), 1_000_000
     needed = engine.handoff_s(tokens)
