@@ -17,8 +17,8 @@ from transfer.terms import Slo, Struct
 
 PREFIX = "PHASEPLANE_"
 FOREIGN_SECTIONS = (
-    "up", "node", "console", "tui", "client", "status", "rebalance", "undo", "pull", "chat", "bench", "doctor", "why",
-    "keys",
+    "up", "client", "status", "rebalance", "undo", "pull", "chat", "bench", "doctor", "why", "keys",
+    "bench_prefix", "bench_kv", "kvpool", "kvpool_stats",
 )  # fmt: skip
 """Sections of the same file that other programs read."""
 ALIASES = {
@@ -75,6 +75,16 @@ class Model(Struct, frozen=True):
 
 class Limits(Struct, frozen=True):
     max_body_bytes: int = 16 << 20
+    max_connections: int = 8192
+    """Open connections of clients; more are answered 503 and closed. The process needs that many file descriptors."""
+    header_timeout_s: float = 10.0
+    """From the first byte of a request to the end of its header; later it is answered 408."""
+    body_timeout_s: float = 30.0
+    """For the whole body of a request; later it is answered 408."""
+    idle_timeout_s: float = 75.0
+    """A connection on which no request is in progress is closed after this."""
+    read_timeout_s: float = 60.0
+    """How long a client may leave a full connection unread before it is cut off."""
     request_timeout_s: float = 600.0
     max_in_flight: int = 4096
     """Choices in progress; more are answered 429."""
@@ -158,7 +168,10 @@ def _check(config: Config) -> None:
     if any(len(secret) < 8 for secret in server.api_keys.values()):
         raise ConfigError("a secret in server.api_keys is shorter than 8 characters; choose longer ones")
     positive = {
-        "server.shutdown_s": server.shutdown_s, "limits.max_body_bytes": limits.max_body_bytes,
+        "limits.max_connections": limits.max_connections, "limits.header_timeout_s": limits.header_timeout_s,
+        "limits.body_timeout_s": limits.body_timeout_s, "limits.idle_timeout_s": limits.idle_timeout_s,
+        "limits.read_timeout_s": limits.read_timeout_s, "server.shutdown_s": server.shutdown_s,
+        "limits.max_body_bytes": limits.max_body_bytes,
         "limits.request_timeout_s": limits.request_timeout_s, "limits.max_in_flight": limits.max_in_flight,
         "limits.max_choices": limits.max_choices, "limits.max_unread_tokens": limits.max_unread_tokens,
         "history.max_rows": history.max_rows, "history.max_age_days": history.max_age_days,
@@ -175,7 +188,10 @@ def _check(config: Config) -> None:
     for name in config.classes:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"traffic class {name!r} must be of letters, digits, dots, dashes and underscores")
-    check_config(config.core)
+    try:
+        check_config(config.core)
+    except ConfigError as error:
+        raise ConfigError(f"scheduler.{error}") from None
 
 
 def _slo(name: str, traffic_class: TrafficClass) -> Slo | None:

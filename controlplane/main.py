@@ -29,6 +29,7 @@ from controlplane.actors.scheduler import SchedulerActor
 from controlplane.config import ALIASES, Config, load_config
 from controlplane.core.scheduler import SchedulerCore
 from controlplane.gateway.app import build_app
+from controlplane.gateway.door import open_door
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.health import missing_role
 from controlplane.gateway.live import PERIOD_S, LiveFeed
@@ -41,6 +42,7 @@ from controlplane.model import Served, load_model
 from controlplane.plane import Hooks, Plane, build
 from transfer.api import RequestRecord
 from transfer.errors import ConfigError, InvalidValue
+from transfer.models import model_dir
 from transfer.wire.curve import load_keys
 from transfer.wire.endpoint import Timing
 from transfer.wire.zmq import RouterEndpoint
@@ -68,6 +70,7 @@ class Server:
     history: HistoryStore
     recorder: FlightFiles | None
     runner: web.AppRunner
+    listening: asyncio.Server
     url: str
     stop: asyncio.Event
     failures: list[str]
@@ -76,8 +79,7 @@ class Server:
     async def close(self) -> None:
         """Every client gets its terminal event, nodes are told, what was finished is on disk."""
         self.gateway.stopping = True
-        for site in list(self.runner.sites):
-            await site.stop()
+        self.listening.close()
         self.gateway.router.fail_all(ApiError(503, "the server is stopping; send the request again", retry_after_s=1.0))
         self.gateway.live.close()
         await self.runner.cleanup()
@@ -95,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         config = load_config(options.config, os.environ, _overrides(options))
+        if options.check:
+            check(config)
+            return 0
         return _run(serve(config))
     except PortInUse as error:
         print(f"phaseplane: {error}", file=sys.stderr)
@@ -102,6 +107,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InvalidValue as error:
         print(f"phaseplane: {error}", file=sys.stderr)
         return EXIT_CONFIG
+
+
+def check(config: Config) -> None:
+    """What can be found wrong before anything is started: key files, and settings that the model does not allow.
+
+    Raises InvalidValue, one sentence; the settings themselves were checked when they were read.
+    """
+    _wire(config)
+    if config.model.max_context is None:
+        return
+    if config.model.engine == "native":
+        try:
+            model_dir(config.model.name)
+        except InvalidValue:
+            return  # it is not here: `phaseplane up` pulls it, and else the start says so
+    load_model(config.model)
 
 
 async def serve(config: Config) -> int:
@@ -171,13 +192,12 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
     except ConfigError as error:
         raise PortInUse(str(error)) from None
     gateway = _gateway(config, served, tokenizer, plane, history, metrics)
-    runner = web.AppRunner(
-        build_app(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=config.server.shutdown_s
-    )
+    runner = web.AppRunner(build_app(gateway), handler_cancellation=True, shutdown_timeout=config.server.shutdown_s)
     undo.push_async_callback(runner.cleanup)
     await runner.setup()
-    await web.SockSite(runner, listener, backlog=1024).start()
-    server = Server(config, gateway, plane, history, recorder, runner, _url(listener), stop, failures)
+    listening = await open_door(runner, listener, limits)
+    undo.callback(listening.close)
+    server = Server(config, gateway, plane, history, recorder, runner, listening, _url(listener), stop, failures)
     plane.supervisor.spawn("live", lambda: Metronome(gateway.live.tick, PERIOD_S))
     if config.server.ready_file:
         plane.supervisor.spawn("ready", functools.partial(_ready_watch, server, plane.scheduler))
@@ -296,6 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, help="TOML file of settings")
     for name, key in ALIASES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"sets {key}")
+    parser.add_argument("--check", action="store_true", help="only check the settings; start nothing")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="sets anything else")
     return parser
 

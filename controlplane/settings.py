@@ -32,21 +32,26 @@ def load(
     """
     tables = _read_file(file) if file is not None else {}
     tables = {name: table for name, table in tables.items() if name not in foreign}
+    sources: dict[str, str] = {}
     if file is not None:
-        _check_keys(kind, tables, str(file))
+        _check_keys(kind, tables, str(file), others=foreign)
     for name, text in sorted(environ.items()):
         short = name.removeprefix(prefix).lower()
         key = (aliases or {}).get(short) or _variable_key(kind, short)
         if name.startswith(prefix) and key is not None:
             _put(kind, tables, key, text, f"variable {name}")
+            sources[key] = f"variable {name}"
     for key, text in overrides.items():
         _put(kind, tables, key, text, "the command line")
+        sources[key] = "the command line"
     _check_keys(kind, tables, "the configuration")
     try:
         return msgspec.convert(tables, kind, strict=False)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
-        raise ConfigError(f"setting {path.strip('`.') or 'file'} is wrong: {_lower(what)}") from None
+        key = _named(kind, tables, path.strip("`."))
+        where = next((said for name, said in sources.items() if f"{key}.".startswith(f"{name}.")), str(file))
+        raise ConfigError(f"{where}: setting {key} is wrong: {_lower(what)}") from None
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -67,12 +72,13 @@ def _fields(kind: type[Struct]) -> dict[str, Any]:
     return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
 
 
-def _check_keys(kind: type[Struct], table: Tables, where: str, path: str = "") -> None:
+def _check_keys(kind: type[Struct], table: Tables, where: str, path: str = "", others: Sequence[str] = ()) -> None:
+    """`others` are known too, but not ours to check."""
     known = _fields(kind)
     for key, value in table.items():
         if key not in known:
-            name = f"{path}{key}"
-            raise ConfigError(f"{where} sets {name}, which is not known; did you mean {path}{nearest(key, [*known])}?")
+            meant = f"{path}{nearest(key, [*known, *others])}"
+            raise ConfigError(f"{where} sets {path}{key}, which is not known; did you mean {meant}?")
         if _is_struct(known[key]):
             if not isinstance(value, dict):
                 raise ConfigError(f"{where} sets {path}{key} to {value!r}, but it is a section: write [{path}{key}]")
@@ -82,6 +88,22 @@ def _check_keys(kind: type[Struct], table: Tables, where: str, path: str = "") -
                 if not isinstance(entry, dict):
                     raise ConfigError(f"{where} sets {path}{key}.{name} to {entry!r}; write {{{_example(item)} = ...}}")
                 _check_keys(item, entry, where, f"{path}{key}.{name}.")
+
+
+def _named(kind: type[Struct], tables: Tables, path: str) -> str:
+    """A path of msgspec's, where it says `[...]` for the key of a mapping, with that key."""
+    before, anonymous, after = path.partition("[...]")
+    if not anonymous:
+        return path
+    wanted: Any = kind
+    for part in before.split("."):
+        wanted, tables = _fields(wanted)[part], tables[part]
+    for name, entry in tables.items():
+        try:
+            msgspec.convert({name: entry}, wanted, strict=False)
+        except msgspec.ValidationError:
+            return f"{before}.{name}{after}"
+    return path
 
 
 def _variable_key(kind: type[Struct], rest: str) -> str | None:

@@ -42,6 +42,27 @@ class CoreConfig(Struct, frozen=True):
     """Beyond this predicted queue a prefill instance gets no more work; requests wait here, where they can move."""
     room_watermark: float = 0.01
     same_host_bytes_per_s: float = 8e9
+    fetch_latency_s: float = 0.003
+    """Of a fetch from a KV pool, before its first bytes. What fetches are measured to take corrects predictions, each
+    pool's by itself."""
+    ssd_bytes_per_s: float = 2e9
+    """What a KV pool reads and verifies from its SSD tier."""
+
+    replicas: int = 2
+    """Pools that hold a hot prefix before no more copies of it are made; 1: none are."""
+    hot_arrivals: int = 8
+    """A prefix is hot from this many requests in hot_window_s on."""
+    hot_window_s: float = 60.0
+    """Counts of prefixes are halved after this."""
+    replicate_blocks: int = 512
+    """Most leading blocks of one copy."""
+    max_replications: int = 2
+    """Copies under way at a time in the fleet."""
+    replicate_timeout_s: float = 30.0
+    replicate_again_s: float = 60.0
+    """How long a prefix rests after an order to copy it."""
+    ramp_s: float = 60.0
+    """A KV pool that joins others takes new prefixes with a weight that grows from 0.1 to 1.0 in this time."""
 
     max_queue: int = 2048
     """Requests waiting for a place; more are answered 429."""
@@ -53,6 +74,10 @@ class CoreConfig(Struct, frozen=True):
     rejoin_grace_s: float = 10.0
     """How long requests wait while no instance of a needed role is ready, before 503."""
     max_resumes: int = 8
+    suspect_after: int = 2
+    """A request that was in the batch when this many engines failed runs alone from then on."""
+    max_engine_failures: int = 3
+    """A request whose engine fails this often while it runs ends with an error; above suspect_after."""
 
     max_migrations: int = 4
     """Running requests in motion at a time while an instance drains."""
@@ -81,9 +106,18 @@ def check_config(config: CoreConfig) -> CoreConfig:
         "heartbeat_s", "lease_s", "abort_retry_s", "reserve_retry_s", "prefill_backlog_s", "max_queue", "max_resumes",
         "num_considered", "max_migrations", "migrate_timeout_s", "drain_timeout_s", "switch_timeout_s",
         "same_host_bytes_per_s", "directory_blocks", "max_plans", "measure_s", "traffic_window_s", "max_role_orders",
+        "suspect_after", "ssd_bytes_per_s", "replicas", "hot_arrivals", "hot_window_s", "replicate_blocks",
+        "max_replications", "replicate_timeout_s",
     ):  # fmt: skip
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name} must be above 0, got {getattr(config, name)}")
+    for name in ("fetch_latency_s", "replicate_again_s", "ramp_s"):
+        if not getattr(config, name) >= 0:
+            raise ConfigError(f"{name} must be at least 0, got {getattr(config, name)}")
     if config.lease_s < 2 * config.heartbeat_s:
         raise ConfigError(f"lease_s ({config.lease_s}) must be at least twice heartbeat_s ({config.heartbeat_s})")
+    if config.max_engine_failures <= config.suspect_after:
+        raise ConfigError(
+            f"max_engine_failures ({config.max_engine_failures}) must be above suspect_after ({config.suspect_after})"
+        )
     return config

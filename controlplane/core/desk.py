@@ -39,6 +39,8 @@ class Desk:
         self.goodput = GoodputCore(config.classes)
         self.traffic = Traffic(config.traffic_window_s)
         self.counters: dict[str, int] = {}
+        self.held: dict[InstanceId, RequestId] = {}
+        """Instances set aside for one request each (suspects.py)."""
         self._out: list[Effect] = []
         self._num_picks = 0
 

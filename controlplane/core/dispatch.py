@@ -11,7 +11,9 @@ from controlplane.core.fleet import Group
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, new_request
 from controlplane.core.placement import Candidate, Wanted, explain
+from controlplane.core.replication import Replication
 from controlplane.core.stages import ADMISSION, QUEUE
+from controlplane.core.suspects import blocked_by_others, is_suspect, room_for
 from transfer.kv.block import block_hashes
 from transfer.terms import unpack_tokens
 from transfer.wire.messages import Reserve
@@ -22,8 +24,8 @@ DEFAULT_OUTPUT = 128
 
 
 class Dispatch:
-    def __init__(self, desk: Desk, endings: Endings) -> None:
-        self._desk, self._endings = desk, endings
+    def __init__(self, desk: Desk, endings: Endings, replication: Replication) -> None:
+        self._desk, self._endings, self._replication = desk, endings, replication
         self._num_arrived = 0
         self._stages: dict[str, str] = {}
 
@@ -70,8 +72,8 @@ class Dispatch:
         num_failed = 0
         for request in line:
             block = self._try(request, group)
-            if block is None or block is Block.NEVER_FITS:
-                continue
+            if block is None or block is Block.NEVER_FITS or is_suspect(self._desk, request):
+                continue  # a suspect waits for an empty instance and holds nobody up
             num_failed += 1
             if num_failed == 1:
                 self._behind(request, block)
@@ -96,7 +98,7 @@ class Dispatch:
             request.waits_for = f"no instance of {request.spec.model} is ready"
             return Block.NO_DECODE
         wanted = self.wanted(request, group)
-        found = decide(desk.config, group, wanted, desk.directory.match(self._hashes(request, group)))
+        found = self._decide(request, group, wanted)
         if isinstance(found, Blocked):
             request.waits_for = found.sentence
             if found.block is Block.NEVER_FITS:
@@ -107,9 +109,19 @@ class Dispatch:
             self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
             return None
         if request.chosen is None:
+            self._replication.arrived(self._hashes(request, group), request.root, group)
             request.why = explain(found, wanted)
         self._place(request, found[0], wanted)
         return None
+
+    def _decide(self, request: Request, group: Group, wanted: Wanted) -> list[Candidate] | Blocked:
+        """Among the instances that are open to this request."""
+        room = room_for(self._desk, request, group)
+        if isinstance(room, Blocked):
+            return room
+        config, part = room
+        found = decide(config, part, wanted, self._desk.directory.match(self._hashes(request, group)))
+        return blocked_by_others(group, part, found) if isinstance(found, Blocked) else found
 
     def wanted(self, request: Request, group: Group) -> Wanted:
         """What the request needs of a place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.events import Ended, Fail, Finished
 from controlplane.core.goodput import is_good
@@ -59,6 +60,7 @@ class Endings:
         missed_s = request.stages.so_far(desk.now)
         desk.goodput.finished(record, missed_s, desk.now, desk.now - request.placed_s)
         cached = min(record.cached_tokens, record.prompt_tokens)
+        hits.local_done(desk, request, cached)
         desk.count("prompt_tokens", record.prompt_tokens)
         desk.count("cached_tokens", cached)
         desk.count("output_tokens", record.output_tokens)
@@ -108,6 +110,7 @@ class Endings:
             prefill=request.prefill, decode=request.decode, num_resumes=request.num_resumes,
             kv_source=chosen.pool.id if chosen is not None and chosen.pool is not None else None,
             num_migrations=request.num_migrations, why=request.why, error=None if event.outcome == "ok" else error,
+            fetched_tokens=min(request.fetched_tokens, cached),
         )  # fmt: skip
         good = is_good(record, request.slo)
         return record if good is None else _with_good(record, good)

@@ -5,25 +5,32 @@ Pure arithmetic over LatencyProfile, charged load and the directory. Chooses not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from heapq import nsmallest
 
 from controlplane.core.config import CoreConfig
+from controlplane.core.directory import Match
+from controlplane.core.fetching import Fetch, Overlap, Path, best_fetch
 from controlplane.core.fleet import Group
 from controlplane.core.instance import US, Charge, Instance
 from controlplane.core.placement import Candidate, Wanted
 from transfer.terms import InstanceId
 
-Matches = dict[InstanceId, int]
+MAX_SOURCES = 2
+"""Pools that are weighed as the source of one request's KV."""
+
+Matches = Mapping[InstanceId, Match]
 """Leading whole blocks that an instance holds of the request, by instance."""
 
 
 @dataclass(slots=True)
 class PrefillOption:
+    """prefill_s: computing, and fetching where there is a fetch. cached_tokens: those fetched included."""
+
     instance: Instance
-    pool: Instance | None
-    pool_blocks: int
+    fetch: Fetch | None
     cached_tokens: int
     queue_s: float
     prefill_s: float
@@ -44,6 +51,7 @@ class Estimator:
         self._steps: dict[InstanceId, float] = {}
         self._block_size = group.layout.block_size
         self._max_match = max(0, wanted.num_tokens - 1) // self._block_size
+        self._sources = self._best_sources()
 
     def prefills(self) -> list[PrefillOption]:
         """The best few prefill instances that take work now, each with its best KV source."""
@@ -55,7 +63,7 @@ class Estimator:
             key=lambda one: (one.queue_s() + self._compute_s(one, tokens, 0), one.picked, one.id),
         )  # fmt: skip
         holding = [one for one in usable if one.id in self._matches and one not in best]
-        holding = nsmallest(count, holding, key=lambda one: (-self._matches[one.id], one.queue_s(), one.picked, one.id))
+        holding = nsmallest(count, holding, key=lambda one: (-self._held(one), one.queue_s(), one.picked, one.id))
         return [self._prefill_option(one) for one in best + holding]
 
     def decodes(self) -> list[Instance]:
@@ -72,14 +80,12 @@ class Estimator:
         tokens = wanted.num_tokens - 1
         moving = tokens - self._held(decode)
         num_bytes = moving * layout.token_bytes
-        same_host = prefill.hello.host_id == decode.hello.host_id
-        link = self._link(prefill, decode)
-        transfer_s = num_bytes / (max(link, self._config.same_host_bytes_per_s) if same_host else link)
+        transfer_s = num_bytes / self._link(prefill, decode)
         last_layer = transfer_s / layout.num_layers
         exposed_s = last_layer + max(0.0, transfer_s - last_layer - option.prefill_s)
         step_s = self._step_s(decode)
         return Candidate(
-            decode=decode, prefill=prefill, pool=option.pool, pool_blocks=option.pool_blocks,
+            decode=decode, prefill=prefill, fetch=option.fetch, compute_tokens=option.compute_tokens,
             cached_tokens=option.cached_tokens, queue_s=option.queue_s, prefill_s=option.prefill_s,
             transfer_s=transfer_s, ttft_s=option.done_s + exposed_s + step_s, tpot_s=self._pace(decode, step_s, 0.0),
             short_blocks=wanted.keep_blocks - decode.room, faults=self._faults(prefill, decode),
@@ -96,7 +102,7 @@ class Estimator:
         work = Charge(prefill_tokens=tokens, prefill_us=round(compute_s / decode.speed * US))
         step_s = self._step_s(decode)
         return Candidate(
-            decode=decode, prefill=None, pool=None, pool_blocks=0, cached_tokens=cached, queue_s=queue_s,
+            decode=decode, prefill=None, fetch=None, compute_tokens=tokens, cached_tokens=cached, queue_s=queue_s,
             prefill_s=compute_s, transfer_s=0.0, ttft_s=queue_s + compute_s + (step_s if decode.rows else 0.0),
             tpot_s=self._pace(decode, step_s, compute_s), short_blocks=wanted.keep_blocks - decode.room,
             faults=self._faults(decode), charge_prefill=Charge(),
@@ -125,27 +131,39 @@ class Estimator:
         )  # fmt: skip
         best = nsmallest(count, usable, key=key)
         holding = [one for one in usable if one.id in self._matches and one not in best]
-        return best + nsmallest(count, holding, key=lambda one: (-self._matches[one.id], one.picked, one.id))
+        return best + nsmallest(count, holding, key=lambda one: (-self._held(one), one.picked, one.id))
+
+    def _best_sources(self) -> list[tuple[Instance, Match]]:
+        """The pools that hold most of it, those with the least of that on SSD first."""
+        held = [(pool, self._matches[name]) for name, pool in self._group.pools.items() if name in self._matches]
+        return nsmallest(
+            MAX_SOURCES, held,
+            key=lambda one: (-min(one[1].blocks, self._max_match), one[1].ssd, one[0].fetch_scale, one[0].id),
+        )  # fmt: skip
 
     def _prefill_option(self, one: Instance) -> PrefillOption:
-        """Compute what is missing, or fetch more of it from the pool that has the longest prefix first."""
-        tokens, size = self._wanted.num_tokens - 1, self._block_size
+        """Compute what is missing, fetch it, or fetch the front while the rest is computed: whatever is done first."""
+        tokens, size, layout = self._wanted.num_tokens - 1, self._block_size, self._group.layout
         cached = self._held(one)
-        best_s, pool, pool_blocks, cached_tokens = self._compute_s(one, tokens - cached, cached), None, 0, cached
-        compute_tokens = tokens - cached
-        for name, blocks in self._matches.items():
-            held = min(blocks, self._max_match) * size
-            source = self._group.pools.get(name)
-            if source is None or held <= cached:
+        best_s, best = self._compute_s(one, tokens - cached, cached), None
+        overlap: Overlap | None = None
+        for pool, match in self._sources:
+            most = min(match.blocks, self._max_match)
+            if most * size <= cached:
                 continue
-            fetch_s = (held - cached) * self._group.layout.token_bytes / self._link(source, one)
-            compute_s = self._compute_s(one, tokens - held, held)
-            if fetch_s + compute_s < best_s:
-                best_s, pool, pool_blocks, cached_tokens = fetch_s + compute_s, source, held // size, held
-                compute_tokens = tokens - held
+            overlap = overlap or Overlap(
+                partial(self._compute_s, one), tokens, size, one.hello.token_budget, layout.num_layers,
+                self._config.fetch_latency_s, one.queue_s(),
+            )  # fmt: skip
+            path = Path(self._config, pool, match, cached // size, layout, self._link(pool, one))
+            total_s, fetch = best_fetch(path, overlap, most)
+            if total_s < best_s:
+                best_s, best = total_s, fetch
+        held = cached if best is None else best.blocks * size
+        compute_s = self._compute_s(one, tokens - held, held)  # waiting for KV keeps nobody else from computing
         return PrefillOption(
-            instance=one, pool=pool, pool_blocks=pool_blocks, cached_tokens=cached_tokens, queue_s=one.queue_s(),
-            prefill_s=best_s, compute_tokens=compute_tokens, compute_us=round(best_s / one.speed * US),
+            instance=one, fetch=best, cached_tokens=held, queue_s=one.queue_s(), prefill_s=best_s,
+            compute_tokens=tokens - held, compute_us=round(compute_s / one.speed * US),
         )  # fmt: skip
 
     def _compute_s(self, one: Instance, num_new: int, num_cached: int) -> float:
@@ -170,11 +188,14 @@ class Estimator:
         return step_s + (decode.queue_s() + own_s) / max(1.0, self._wanted.usual_output)
 
     def _held(self, one: Instance) -> int:
-        return min(self._matches.get(one.id, 0), self._max_match) * self._block_size
+        match = self._matches.get(one.id)
+        return min(match.lead, self._max_match) * self._block_size if match is not None else 0
 
     def _link(self, one: Instance, other: Instance) -> float:
         efficiency = one.latency.link_efficiency if one.latency else 0.8
-        return min(one.hello.hardware.link_bytes_per_s, other.hello.hardware.link_bytes_per_s) * efficiency
+        link = min(one.hello.hardware.link_bytes_per_s, other.hello.hardware.link_bytes_per_s) * efficiency
+        same_host = one.hello.host_id == other.hello.host_id
+        return max(link, self._config.same_host_bytes_per_s) if same_host else link
 
     def _faults(self, *instances: Instance) -> int:
         return sum(self._wanted.avoid.get(one.id, 0) for one in instances)

@@ -22,6 +22,7 @@ from transfer.wire.messages import (
     PrefillFailed,
     PrefillStarted,
     Released,
+    Replicated,
     RequestLost,
     Reserved,
     ReserveRefused,
@@ -30,7 +31,7 @@ from transfer.wire.messages import (
 
 NodeMessage = (
     Hello | Heartbeat | Goodbye | RoleReport | Reserved | ReserveRefused | PrefillStarted | PrefillDone
-    | PrefillFailed | KvReceived | RequestLost | Released | MigrateFailed | CacheEvents
+    | PrefillFailed | KvReceived | RequestLost | Released | MigrateFailed | CacheEvents | Replicated
 )  # fmt: skip
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 
 from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.vetting import implausible
+from controlplane.text import natural
 from transfer.terms import InstanceId, KvLayout, ModelIdentity, Role, kv_fingerprint
 from transfer.wire.messages import PROTOCOL_VERSION, Heartbeat, Hello, PoolMap
 
 MAX_PAST_EPOCHS = 8
 MAX_ROOTS = 1024
+MIN_WEIGHT = 0.1
+RAMP_STEPS = 6
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Fleet:
         self.groups: dict[str, Group] = {}
         self.version = 0
         """Bumped by every change of membership, role or plan."""
+        self._ordered: list[Instance] = []
         self._past: dict[InstanceId, list[int]] = {}
         self._lost_s: dict[InstanceId, float] = {}
 
@@ -161,11 +165,11 @@ class Fleet:
                 self.changed()
 
     def changed(self) -> None:
-        """Bump the version and group ready instances anew."""
+        """Bump the version, order instances and group the ready ones anew."""
         self.version += 1
         groups: dict[str, Group] = {}
         profiles: dict[object, int] = {}
-        ordered = [self.instances[name] for name in sorted(self.instances)]
+        self._ordered = ordered = [self.instances[name] for name in sorted(self.instances, key=natural)]
         alive = [one for one in ordered if one.state is not InstanceState.LOST]
         for one in alive:
             one.taste = profiles.setdefault(one.latency, len(profiles))
@@ -188,14 +192,23 @@ class Fleet:
 
     # --- views ----------------------------------------------------------------------------------------------
 
-    def pool_map(self, instance: Instance) -> PoolMap:
-        """The pools an engine may put to, in order of id."""
-        group = self.groups.get(instance.hello.model.name) if instance.hello.model is not None else None
-        return PoolMap(pools=tuple(one.pool_peer() for one in group.pools.values()) if group is not None else ())
+    def pool_map(self, group: Group, ramp_s: float, together_s: float, now: float) -> PoolMap:
+        """The pools that engines of the group may put to, in order of id. One that joined others gets its full share of
+        new prefixes only after ramp_s; those that joined within together_s of the first one began with it."""
+        pools = group.pools.values()
+        first_s = min((one.joined_s for one in pools), default=now)
+        return PoolMap(pools=tuple(
+            one.pool_peer(_ramped(now - one.joined_s, ramp_s) if one.joined_s - first_s > together_s else 1.0)
+            for one in pools
+        ))  # fmt: skip
 
     def alive(self) -> list[Instance]:
         """Every instance that is not lost, in order of id."""
-        return [one for name, one in sorted(self.instances.items()) if one.state is not InstanceState.LOST]
+        return [one for one in self.ordered() if one.state is not InstanceState.LOST]
+
+    def ordered(self) -> list[Instance]:
+        """Every instance, lost ones on display included, in order of id, numbers in ids by value."""
+        return self._ordered
 
     def engines(self) -> list[Instance]:
         return [one for one in self.alive() if one.role is not Role.KV_POOL]
@@ -214,6 +227,13 @@ def xpyd(num_prefill: int, num_decode: int, num_mixed: int = 0) -> str:
     if not num_mixed:
         return pairs
     return f"{pairs}+{num_mixed}M" if num_prefill or num_decode else f"{num_mixed}M"
+
+
+def _ramped(age_s: float, ramp_s: float) -> float:
+    """From MIN_WEIGHT to 1.0, in RAMP_STEPS equal steps, so that engines are told of few changes."""
+    if age_s >= ramp_s:
+        return 1.0
+    return round(MIN_WEIGHT + (1.0 - MIN_WEIGHT) * int(RAMP_STEPS * age_s / ramp_s) / RAMP_STEPS, 3)
 
 
 def _pools_for(one: Instance, layout: KvLayout) -> bool:

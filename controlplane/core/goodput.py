@@ -71,6 +71,7 @@ class Window:
         self._slots: deque[tuple[int, dict[str, Counts]]] = deque()
         self.by_class: dict[str, Counts] = {}
         self._fleet: deque[tuple[int, float, float]] = deque()
+        """(slot, GPU seconds, cost), one for each slot."""
         self.gpu_s = self.dollars = 0.0
 
     def add(self, slot: int, name: str, record: RequestRecord, counted: bool, missed_us: list[int]) -> None:
@@ -80,11 +81,25 @@ class Window:
             counts.add(record, counted)
             counts.missed_stage_us = [a + b for a, b in zip(counts.missed_stage_us, missed_us, strict=True)]
 
-    def spend(self, slot: int, gpu_s: float, dollars: float) -> None:
-        """The fleet's GPU seconds and cost in this slot."""
-        self._fleet.append((slot, gpu_s, dollars))
-        self.gpu_s += gpu_s
-        self.dollars += dollars
+    def spend(self, since_s: float, until_s: float, num_gpus: int, dollars_per_s: float) -> None:
+        """The fleet between two times: booked to the slots it falls into, so that expiry is exact."""
+        first = max(since_s, (until_s // SLOT_S - self.span) * SLOT_S)
+        while first < until_s:
+            slot = int(first // SLOT_S)
+            last = min(until_s, (slot + 1) * SLOT_S)
+            gpu_s, dollars = (last - first) * num_gpus, (last - first) * dollars_per_s
+            if self._fleet and self._fleet[-1][0] == slot:
+                _, before_s, before = self._fleet.pop()
+                self._fleet.append((slot, before_s + gpu_s, before + dollars))
+            else:
+                self._fleet.append((slot, gpu_s, dollars))
+            self.gpu_s += gpu_s
+            self.dollars += dollars
+            first = last
+
+    def starts_s(self, slot: int) -> float:
+        """Where the window begins when `slot` is the present one."""
+        return (slot - self.span + 1) * SLOT_S
 
     def expire(self, slot: int) -> None:
         """Let go of what is older than the span."""
@@ -157,21 +172,24 @@ class GoodputCore:
                 window.expire(slot)
 
     def spend(self, num_gpus: int, dollars_per_hour: float, now: float) -> None:
-        """The serving fleet from now on, told once a second or oftener; what it cost until now is booked."""
+        """The serving fleet from now on, told at every change of it; what it cost until now is booked."""
+        self.advance(now)
         if self._spent_s is not None and now > self._spent_s:
-            span_s, (gpus, dollars) = now - self._spent_s, self._rates
+            gpus, dollars = self._rates
             for window in self.windows.values():
-                window.spend(int(now // SLOT_S), span_s * gpus, span_s * dollars / 3600)
+                window.spend(self._spent_s, now, gpus, dollars / 3600)
         self._spent_s, self._rates = now, (num_gpus, dollars_per_hour)
 
     def goodput(self, span: int, now: float) -> Goodput:
-        """Rates over the window, or over the time since start where that is shorter (at least a second)."""
+        """Rates over the window, or over the time since start where that is shorter (at least a second). GPU time and
+        cost are those of the fleet as it was, exact up to `now`; reading books nothing."""
         self.advance(now)
         window = self.windows[span]
         counts = window.everything()
         uptime_s = now - (self._started_s if self._started_s is not None else now)
         over_s = min(float(span), max(1.0, uptime_s))
-        good, since_s = counts.good, max(0.0, now - (self._spent_s if self._spent_s is not None else now))
+        good, booked_s = counts.good, self._spent_s if self._spent_s is not None else now
+        since_s = max(0.0, now - max(booked_s, window.starts_s(self._slot)))
         gpu_s = window.gpu_s + since_s * self._rates[0]
         dollars = window.dollars + since_s * self._rates[1] / 3600
         return Goodput(

@@ -5,14 +5,17 @@ Every message is judged by (request, generation, sender); what belongs to an old
 
 from __future__ import annotations
 
+from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
 from controlplane.core.endings import find
+from controlplane.core.fetching import Fetch
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.migration import Migrations
 from controlplane.core.recovery import Recovery
 from controlplane.core.stages import ADMISSION, DECODE, PREFILL, QUEUE, TRANSFER
+from controlplane.core.suspects import blame, is_engine_failure
 from transfer.terms import InstanceId
 from transfer.wire.messages import (
     Abort,
@@ -117,6 +120,7 @@ class Handoff:
         request = find(desk, message.request_id, message.generation)
         if request is None or aborted or request.state not in (RequestState.PREFILLING, RequestState.DECODING):
             return
+        hits.prefill_done(desk, request, leg.instance, message)
         if request.cached_tokens is None:
             found = message.cached_tokens + message.fetched_tokens
             request.cached_tokens = min(found, request.num_prompt - 1)  # of a resumed one it may be output, too
@@ -175,10 +179,17 @@ class Handoff:
             Prefill(
                 request_id=request.request_id, generation=request.generation, tokens=request.tokens,
                 target=leg.instance.peer(), have_tokens=have_tokens, lease_s=self._dispatch.lease_s(request),
-                source=KvSource(peer=chosen.pool.peer(), num_blocks=chosen.pool_blocks) if chosen.pool else None,
+                source=self._source(chosen.fetch),
                 salt=request.spec.salt, priority=request.spec.priority,
             ),
         )  # fmt: skip
+
+    def _source(self, fetch: Fetch | None) -> KvSource | None:
+        """Where KV is fetched from, unless that pool has gone since it was chosen: then all is computed."""
+        if fetch is None:
+            return None
+        pool = self._desk.fleet.live(fetch.pool.id, fetch.pool.epoch)
+        return KvSource(peer=pool.peer(), num_blocks=fetch.blocks) if pool is not None and pool.ready else None
 
     def _failed(self, sender: InstanceId, request_id: str, generation: int, kind: LegKind, reason: str) -> None:
         """A leg ended without a result; its blocks are free."""
@@ -187,6 +198,8 @@ class Handoff:
         if leg is None:
             return
         aborted = leg.closing
+        if is_engine_failure(reason):
+            blame(desk, sender, [leg])
         desk.ledger.close(leg)
         desk.stirred = True
         request = desk.requests.get(request_id)

@@ -12,6 +12,8 @@ from transfer.terms import InstanceId, Role
 from transfer.wire.messages import Heartbeat, Hello, KvPeer, LoadReport, PoolPeer
 
 US = 1_000_000
+FETCH_FADE_S = 60.0
+"""Half-life of what was measured of a pool, so that one that was slow once is tried again."""
 
 
 class InstanceState(StrEnum):
@@ -60,9 +62,10 @@ class Instance:
     """Mutable; owned by Fleet. Charges are exact: every one is taken back once, and a negative sum raises."""
 
     __slots__ = (
-        "blocks", "charged", "context_tokens", "epoch", "free_blocks", "full", "hello", "hint_s", "id", "joined_s",
-        "last_seen_s", "latency", "load", "machine", "node_state", "pending_blocks", "picked", "prefill_tokens",
-        "prefill_us", "queue_hint_s", "rate_tokens_per_s", "role", "rows", "since_report", "speed", "taste",
+        "blocks", "charged", "context_tokens", "epoch", "fetch_scale", "free_blocks", "full", "hello", "hint_s", "id",
+        "joined_s", "last_seen_s", "latency", "load", "machine", "missed", "node_state", "pending_blocks", "picked",
+        "prefill_tokens", "prefill_us", "queue_hint_s", "rate_tokens_per_s", "role", "rows", "since_report", "speed",
+        "taste",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, now: float) -> None:
@@ -73,6 +76,10 @@ class Instance:
         self.node_state = ""
         self.load = LoadReport(num_blocks=hello.num_blocks, free_blocks=hello.num_blocks)
         self.speed = 1.0
+        self.fetch_scale = 1.0
+        """A pool's measured / predicted fetch time; what was measured fades."""
+        self.missed = 0
+        """Fetches in a row that brought nothing of what a pool says it has."""
         self.free_blocks = hello.num_blocks
         self.pending_blocks = 0
         self.full = False
@@ -113,12 +120,13 @@ class Instance:
         return KvPeer(instance_id=self.id, epoch=self.epoch, data_endpoint=self.hello.data_endpoint,
                       host_id=self.hello.host_id)  # fmt: skip
 
-    def pool_peer(self) -> PoolPeer:
+    def pool_peer(self, weight: float) -> PoolPeer:
         return PoolPeer(instance_id=self.id, epoch=self.epoch, data_endpoint=self.hello.data_endpoint,
-                        host_id=self.hello.host_id)  # fmt: skip
+                        host_id=self.hello.host_id, weight=weight)  # fmt: skip
 
     def heard(self, beat: Heartbeat, now: float) -> None:
         """Take the instance's own account. It corrects estimates; it never changes what was charged."""
+        self.fetch_scale **= 0.5 ** (max(0.0, now - self.last_seen_s) / FETCH_FADE_S)
         self.last_seen_s, self.node_state, self.load = now, beat.state, beat.load
         self.told_free(beat.load.free_blocks)
         self.since_report = [self.since_report[1], 0]

@@ -106,9 +106,13 @@ class Request:
     root: bytes = b""
     """What `hashes` were chained from."""
     cached_tokens: int | None = None
+    """Of its first placement, as its prefill instance told; None before, and where decode computes the prompt."""
+    fetched_tokens: int = 0
     avoid: dict[InstanceId, int] = field(default_factory=dict)
     unfit: dict[InstanceId, str] = field(default_factory=dict)
     """Instances that said it never fits there, and their sentence."""
+    blame: list[int] = field(default_factory=list)
+    """Engine failures, by their number, that it may have been the cause of (suspects.py)."""
     num_resumes: int = 0
     num_migrations: int = 0
     num_failed_moves: int = 0

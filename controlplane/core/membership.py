@@ -8,6 +8,7 @@ from controlplane.core.desk import Desk
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.recovery import Recovery, lost_reason
+from controlplane.core.suspects import blame, is_engine_failure
 from controlplane.core.vetting import in_range
 from transfer.terms import InstanceId, Role
 from transfer.wire.messages import (
@@ -21,6 +22,8 @@ from transfer.wire.messages import (
     Welcome,
 )
 
+RAMP_LOOK_S = 1.0
+
 
 class Membership:
     """on_lost is told of every instance that is lost, after its requests were placed anew."""
@@ -28,6 +31,7 @@ class Membership:
     def __init__(self, desk: Desk, recovery: Recovery, on_lost: Callable[[Instance, str], None]) -> None:
         self._desk, self._recovery, self._on_lost = desk, recovery, on_lost
         self._maps: dict[InstanceId, PoolMap] = {}
+        self._ramps, self._shared_s = False, 0.0
 
     def hello(self, sender: InstanceId, hello: Hello) -> None:
         """Welcome, or NotWelcome with a sentence. Repeated by the same life: welcome again, nothing is forgotten."""
@@ -84,7 +88,7 @@ class Membership:
     def goodbye(self, sender: InstanceId, message: Goodbye) -> None:
         instance = self._desk.fleet.live(sender, message.epoch)
         if instance is not None:
-            self._lose(instance, f"left: {message.reason}")
+            self._lose(instance, f"left: {message.reason}", engine_failed=is_engine_failure(message.reason))
 
     def lost(self, instance_id: InstanceId) -> None:
         """The wire has heard nothing for its liveness time. Idempotent."""
@@ -101,14 +105,17 @@ class Membership:
         self._maps.pop(instance.id, None)
         self._share_pools()
 
-    def _lose(self, instance: Instance, why: str) -> None:
+    def _lose(self, instance: Instance, why: str, engine_failed: bool = False) -> None:
         desk, reason = self._desk, lost_reason(instance, why)
         desk.note("warning", reason)
         desk.count("instances_lost")
         desk.fleet.lose(instance, desk.now)
         desk.directory.drop(instance.id)
         self._maps.pop(instance.id, None)
-        self._recovery.lost_legs(desk.ledger.lose(instance.id), reason)
+        legs = desk.ledger.lose(instance.id)
+        if engine_failed:
+            blame(desk, instance.id, legs)
+        self._recovery.lost_legs(legs, reason)
         self._on_lost(instance, reason)
         self._share_pools()
         desk.stirred = True
@@ -117,13 +124,24 @@ class Membership:
         self._desk.note("error", f"refused an instance: {reason}")
         self._desk.send(sender, NotWelcome(reason=reason))
 
+    def tick(self) -> None:
+        """Pools that are new take a growing share of what is stored."""
+        if self._ramps and self._desk.now - self._shared_s >= RAMP_LOOK_S:
+            self._share_pools()
+
     def _share_pools(self) -> None:
-        """Send every engine the pools it may put to, when they changed for it."""
-        desk = self._desk
+        """Send every engine the pools it may put to, when they or their weights changed for it."""
+        desk, config = self._desk, self._desk.config
+        maps = {
+            model: desk.fleet.pool_map(group, config.ramp_s, config.lease_s, desk.now)
+            for model, group in desk.fleet.groups.items()
+        }
+        self._shared_s = desk.now
+        self._ramps = any(pool.weight < 1.0 for pools in maps.values() for pool in pools.pools)
         for instance in desk.fleet.alive():
-            if instance.role is Role.KV_POOL:
+            if instance.role is Role.KV_POOL or instance.hello.model is None:
                 continue
-            pools = desk.fleet.pool_map(instance)
+            pools = maps[instance.hello.model.name]
             if self._maps.get(instance.id) != pools:
                 self._maps[instance.id] = pools
                 desk.send(instance.id, pools)

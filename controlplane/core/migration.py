@@ -17,6 +17,7 @@ from controlplane.core.instance import Charge, Instance
 from controlplane.core.ledger import LegKind
 from controlplane.core.lifecycle import Move, Request, RequestState
 from controlplane.core.recovery import Recovery
+from controlplane.core.suspects import is_suspect, open_to_others
 from transfer.terms import InstanceId
 from transfer.wire.messages import Migrate, MigrateFailed
 
@@ -29,17 +30,18 @@ class Migrations:
         self._desk, self._dispatch, self._recovery, self._on_moved = desk, dispatch, recovery, on_moved
 
     def start(self, request: Request, source: Instance) -> bool:
-        """Ask another instance to take over; False when none has room now. Only a DECODING request can move."""
+        """Ask another instance to take over; False when none has room now. Only a DECODING request can move, and not
+        one that runs alone because engines failed with it."""
         desk = self._desk
         group = desk.fleet.groups.get(request.spec.model)
-        if group is None or request.state is not RequestState.DECODING:
+        if group is None or request.state is not RequestState.DECODING or is_suspect(desk, request):
             return False
         wanted = self._dispatch.wanted(request, group)
         held = desk.ledger.find(request.request_id, request.generation, LegKind.DECODE)
         if held is not None:
             wanted.need_blocks = max(wanted.need_blocks, held.held_blocks)
             wanted.keep_blocks = max(wanted.keep_blocks, wanted.need_blocks)
-        target = migration_target(desk.config, group, wanted, source)
+        target = migration_target(desk.config, open_to_others(desk, group), wanted, source)
         if target is None:
             return False
         request.minted += 1

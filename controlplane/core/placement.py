@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.config import CoreConfig
+from controlplane.core.fetching import Fetch
 from controlplane.core.instance import Charge, Instance
-from transfer.api import CandidateView
+from transfer.api import CandidateView, KvWay
 from transfer.terms import InstanceId, Slo
 
 MAX_VIEWS = 8
@@ -35,13 +36,14 @@ class Wanted:
 class Candidate:
     """One way to serve a request. remote False: decode (or mixed) computes the prompt itself.
 
+    cached_tokens: found there or fetched; compute_tokens: the others, the last token left out where remote.
     short_blocks: KV blocks it lacks to keep the request until its usual end without preempting another.
     """
 
     decode: Instance
     prefill: Instance | None
-    pool: Instance | None
-    pool_blocks: int
+    fetch: Fetch | None
+    compute_tokens: int
     cached_tokens: int
     queue_s: float
     prefill_s: float
@@ -60,6 +62,17 @@ class Candidate:
         return self.prefill is not None
 
     @property
+    def pool(self) -> Instance | None:
+        """Where KV is fetched from."""
+        return self.fetch.pool if self.fetch is not None else None
+
+    @property
+    def way(self) -> KvWay:
+        if self.fetch is None:
+            return "compute"
+        return "both" if self.compute_tokens * self.fetch.blocks >= self.cached_tokens else "fetch"
+
+    @property
     def order(self) -> tuple[int, str, int, str]:
         """Breaks ties: whoever was picked longest ago, then by id."""
         first = self.prefill or self.decode
@@ -70,6 +83,8 @@ class Candidate:
             prefill=self.prefill.id if self.prefill else None, decode=self.decode.id, ttft_s=self.ttft_s,
             tpot_s=self.tpot_s, cached_tokens=self.cached_tokens, queue_s=self.queue_s, prefill_s=self.prefill_s,
             transfer_s=self.transfer_s, kv_source=self.pool.id if self.pool else None, chosen=chosen, reason=reason,
+            kv_way=self.way, fetched_blocks=self.fetch.new_blocks if self.fetch else 0,
+            fetch_s=self.fetch.fetch_s if self.fetch else 0.0,
         )  # fmt: skip
 
 

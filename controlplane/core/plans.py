@@ -13,6 +13,7 @@ from controlplane.core.instance import Instance
 from controlplane.core.planrun import StepRunner
 from controlplane.core.rebalance import plan_steps, risks
 from controlplane.core.steps import StepRun, StepState, new_step
+from controlplane.text import shown
 from transfer.api import AuditRow, Plan, PlanRequest, PlanStatus, PlanStep, Prediction
 from transfer.errors import InvalidValue
 from transfer.terms import InstanceId, Role
@@ -74,7 +75,7 @@ class Plans:
         """Start a plan, or the inverse of one; refused when the fleet changed since the caller looked."""
         plan, asked, version = self._plans.get(event.plan_id), event.apply, self._desk.fleet.version
         if plan is None:
-            self._refuse(event.ask_id, 404, f"there is no plan {event.plan_id!r}; plans are kept for a while only")
+            self._refuse(event.ask_id, 404, f"there is no plan {shown(event.plan_id)}; plans are kept for a while only")
             return
         if event.undo and (undone := self._undone_by(plan, asked.idempotency_key)):
             plan = undone
@@ -90,8 +91,7 @@ class Plans:
         elif self.applying is not None:
             self._refuse(event.ask_id, 409, f"plan {self.applying.plan_id} is being applied; wait until it has ended")
         elif asked.base_version != version or plan.base_version != version:
-            seen = f"the plan was made for {plan.base_version} and you saw {asked.base_version}"
-            self._refuse(event.ask_id, 409, f"the fleet changed: it is at version {version}, {seen}; plan again")
+            self._refuse_stale(event, plan.base_version)
         else:
             self._start(plan, event)
 
@@ -185,6 +185,9 @@ class Plans:
         if self.applying is not None:
             self._refuse(event.ask_id, 409, f"plan {self.applying.plan_id} is being applied; wait until it has ended")
             return None
+        if event.apply.base_version != self._desk.fleet.version:
+            self._refuse_stale(event, self._desk.fleet.version)
+            return None
         moves = {step.instance_id: step.from_role.value for step in done}
         try:
             return self._make(PlanRequest(moves=moves), undo_of=plan.plan_id)
@@ -257,6 +260,11 @@ class Plans:
             at_s=at_s, actor=plan.actor, action=action, subject=plan.plan_id, detail=detail,
             predicted=plan.predicted, measured=plan.measured,
         )))  # fmt: skip
+
+    def _refuse_stale(self, event: ApplyWanted, made_for: int) -> None:
+        seen = f"the plan was made for {made_for} and you saw {event.apply.base_version}"
+        message = f"the fleet changed: it is at version {self._desk.fleet.version}, {seen}; plan again"
+        self._refuse(event.ask_id, 409, message)
 
     def _refuse(self, ask_id: str, status: int, message: str) -> None:
         self._desk.emit(PlanRefused(ask_id=ask_id, status=status, message=message))

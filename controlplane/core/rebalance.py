@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from controlplane.core.fleet import Fleet, xpyd
 from controlplane.core.instance import Instance, InstanceState
+from controlplane.text import natural, shown
 from transfer.api import PlanRequest, PlanStep
 from transfer.errors import InvalidValue
 from transfer.terms import InstanceId, Role
@@ -17,6 +18,8 @@ from transfer.terms import InstanceId, Role
 _XPYD = re.compile(r"(?:(\d+)P(\d+)D)?(?:\+?(\d+)M)?", re.IGNORECASE)
 ENGINE_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
 MAX_COUNT = 4096
+MAX_NAMED = 32
+"""Instances that one sentence lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,12 @@ def parse_xpyd(text: str) -> Target:
     """ "1P2D", "1P2D+1M" or "3M". Raises InvalidValue with a sentence."""
     found = _XPYD.fullmatch(text.strip())
     if found is None or not text.strip():
-        raise InvalidValue(f"{text!r} is not a shape such as 1P2D (1 prefill and 2 decode instances) or 3M (3 mixed)")
+        raise InvalidValue(
+            f"{shown(text)} is not a shape such as 1P2D (1 prefill and 2 decode instances) or 3M (3 mixed)"
+        )
     counts = [int(part) if part and len(part) <= 4 else (MAX_COUNT + 1 if part else 0) for part in found.groups()]
     if max(counts) > MAX_COUNT:
-        raise InvalidValue(f"{text!r} names more than {MAX_COUNT} instances of one role")
+        raise InvalidValue(f"{shown(text)} names more than {MAX_COUNT} instances of one role")
     return Target(*counts)
 
 
@@ -68,24 +73,31 @@ def plan_steps(fleet: Fleet, request: PlanRequest) -> tuple[Target, tuple[PlanSt
 
 
 def _named_moves(fleet: Fleet, wanted: dict[str, str]) -> list[tuple[Instance, Role]]:
+    if len(wanted) > (num_engines := len(fleet.engines())):
+        raise InvalidValue(f"the moves name {len(wanted)} instances and the fleet has {num_engines}")
     moves = []
-    for name, text in sorted(wanted.items()):
+    for name, text in sorted(wanted.items(), key=lambda item: natural(item[0])):
         instance = fleet.live(name)
         if instance is None:
-            known = ", ".join(one.id for one in fleet.engines()) or "none"
-            raise InvalidValue(f"there is no instance {name!r} to move; the fleet has {known}")
+            raise InvalidValue(f"there is no instance {shown(name)} to move; the fleet has {_known(fleet)}")
         if instance.role is Role.KV_POOL:
-            raise InvalidValue(f"{name} is a KV pool node and has no engine; it cannot become {text}")
+            raise InvalidValue(f"{name} is a KV pool node and has no engine; it cannot become {shown(text)}")
         try:
             role = Role(text)
         except ValueError:
             role = Role.KV_POOL
         if role not in ENGINE_ROLES:
-            raise InvalidValue(f"{name} cannot become {text!r}; an engine serves prefill, decode or mixed")
+            raise InvalidValue(f"{name} cannot become {shown(text)}; an engine serves prefill, decode or mixed")
         _check_movable(instance)
         if role is not instance.role:
             moves.append((instance, role))
     return moves
+
+
+def _known(fleet: Fleet) -> str:
+    names = [one.id for one in fleet.engines()]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more or "none"
 
 
 def _fewest_moves(fleet: Fleet, engines: list[Instance], target: Target) -> list[tuple[Instance, Role]]:

@@ -19,6 +19,7 @@ from controlplane.core.instance import Instance
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.stages import QUEUE
+from controlplane.core.suspects import convict, is_convicted
 from transfer.terms import RequestId
 from transfer.wire.messages import Prefill
 
@@ -40,12 +41,16 @@ class Recovery:
         return self._desk.config
 
     def replace(self, request: Request, reason: str) -> None:
-        """Fence every leg of it and place it again. Bounded: after max_resumes it fails."""
+        """Fence every leg of it and place it again. Bounded: after max_resumes it fails, and earlier when it is itself
+        what makes engines fail."""
         desk = self._desk
         if not is_active(request):
             return
         desk.order(desk.ledger.abort_request(request.request_id, reason, desk.now))
         request.move = None
+        if is_convicted(desk, request):
+            self._endings.fail(request, 500, "internal", convict(desk, request, reason))
+            return
         chosen = request.chosen
         if request.state is RequestState.RESERVING and chosen is not None and chosen.remote:
             request.fire("lost", desk.now)  # no token can have been drawn: nothing to ask

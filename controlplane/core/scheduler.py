@@ -34,8 +34,10 @@ from controlplane.core.migration import Migrations
 from controlplane.core.planrun import StepRunner
 from controlplane.core.plans import Plans
 from controlplane.core.recovery import Recovery
+from controlplane.core.replication import SKETCH_WIDTH, Replication
 from controlplane.core.view import core_metrics, fleet_state
 from transfer.api import FleetState, Plan
+from transfer.sketch import CountMin
 from transfer.terms import InstanceId, RequestId
 from transfer.wire.messages import (
     CacheEvents,
@@ -48,6 +50,7 @@ from transfer.wire.messages import (
     PrefillFailed,
     PrefillStarted,
     Released,
+    Replicated,
     RequestLost,
     Reserved,
     ReserveRefused,
@@ -69,13 +72,14 @@ class SchedulerCore:
         self.config = check_config(config)
         self._desk = desk = Desk(config, control_epoch, seed)
         self._endings = Endings(desk)
-        self._dispatch = Dispatch(desk, self._endings)
+        self._replication = Replication(desk, CountMin(SKETCH_WIDTH))
+        self._dispatch = Dispatch(desk, self._endings, self._replication)
         self._recovery = Recovery(desk, self._dispatch, self._endings)
         self._migrations = Migrations(desk, self._dispatch, self._recovery, self._on_moved)
         self._handoff = Handoff(desk, self._dispatch, self._recovery, self._migrations)
         self._membership = Membership(desk, self._recovery, self._on_lost)
         self._plans = Plans(desk, StepRunner(desk, self._migrations, self._membership))
-        self._spent_s = 0.0
+        self._spent_s, self._spent_version = 0.0, -1
         handoff, membership = self._handoff, self._membership
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             FromNode: self._from_node, NodeLost: self._node_lost, Arrived: self._arrived,
@@ -88,7 +92,7 @@ class SchedulerCore:
             PrefillStarted: handoff.prefill_started, PrefillDone: handoff.prefill_done,
             PrefillFailed: handoff.prefill_failed, KvReceived: handoff.kv_received,
             RequestLost: handoff.request_lost, Released: handoff.released, MigrateFailed: self._migrations.failed,
-            CacheEvents: membership.cache_events,
+            CacheEvents: membership.cache_events, Replicated: self._replication.replicated,
         }  # fmt: skip
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -99,6 +103,8 @@ class SchedulerCore:
         if self._plans.applying is not None:
             self._plans.advance()
         self._dispatch.pump()
+        if desk.fleet.version != self._spent_version:
+            self._spend()
         return desk.take()
 
     # --- what may be read -----------------------------------------------------------------------------------
@@ -183,17 +189,24 @@ class SchedulerCore:
         desk = self._desk
         self._recovery.tick()
         self._migrations.tick()
+        self._replication.tick()
+        self._membership.tick()
         self._plans.advance()
         desk.goodput.advance(desk.now)
         if desk.now - self._spent_s >= SPEND_S:
-            self._spent_s = desk.now
-            serving = desk.fleet.engines()
-            price = sum(one.hello.hardware.price_per_hour for one in desk.fleet.alive())
-            desk.goodput.spend(sum(one.num_gpus for one in serving), price, desk.now)
             desk.fleet.forget(desk.now)
+            self._spend()
         desk.stirred = True
 
+    def _spend(self) -> None:
+        """Book what the fleet cost until now; from now on it is the present one."""
+        desk = self._desk
+        self._spent_s, self._spent_version = desk.now, desk.fleet.version
+        price = sum(one.hello.hardware.price_per_hour for one in desk.fleet.alive())
+        desk.goodput.spend(sum(one.num_gpus for one in desk.fleet.engines()), price, desk.now)
+
     def _on_lost(self, instance: Instance, reason: str) -> None:
+        self._replication.lost(instance.id)
         if self._plans.applying is not None:
             self._plans.advance()
 

@@ -7,8 +7,10 @@ from controlplane.core.decide import unserved
 from controlplane.core.desk import Desk
 from controlplane.core.fleet import xpyd
 from controlplane.core.goodput import WINDOW_S, quantiles
+from controlplane.core.hits import kv_view
 from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.membership import served_models
+from controlplane.core.suspects import is_suspect
 from transfer.api import ClassView, FleetState, InstanceView
 from transfer.terms import Role
 
@@ -19,8 +21,10 @@ SILENT_BEATS = 3
 COUNTED = {
     "arrived": "arrivals", "placed_remote": "placements_remote", "placed_local": "placements_local",
     "reserve_refused": "reservations_refused", "migrations_failed": "migrations_failed",
-    "instances_lost": "instances_lost", "computed_tokens": "prefill_tokens_computed",
+    "instances_lost": "instances_lost", "engine_failures": "engine_failures",
+    "poisonous_requests": "poisonous_requests", "computed_tokens": "prefill_tokens_computed",
     "fetched_tokens": "prefill_tokens_fetched", "transfer_bytes": "handoff_bytes",
+    "replications": "prefix_copies_ordered", "replications_failed": "prefix_copies_failed",
 }  # fmt: skip
 """Counters of the desk that are told outside, and their names there, without _total."""
 
@@ -32,6 +36,7 @@ def core_metrics(desk: Desk) -> dict[str, float]:
         "requests_waiting_for_a_place": float(len(desk.line)),
         "handoff_legs": float(desk.ledger.num_legs),
         "directory_blocks": float(len(desk.directory)),
+        "requests_suspected": float(sum(is_suspect(desk, request) for request in desk.requests.values())),
         "requests_doomed": float(sum(request.doomed(desk.now) for request in desk.requests.values())),
     }
 
@@ -44,12 +49,12 @@ def fleet_state(desk: Desk, now: float) -> FleetState:
     return FleetState(
         xpyd=xpyd(counts[Role.PREFILL], counts[Role.DECODE], counts[Role.MIXED]),
         models=served_models(desk.fleet.groups),
-        instances=tuple(_instance(one, now) for _, one in sorted(desk.fleet.instances.items())),
+        instances=tuple(_instance(one, now) for one in desk.fleet.ordered()),
         goodput=desk.goodput.goodput(WINDOW_S, now), attainment=attainment,
         orphaned_kv_blocks=desk.ledger.orphaned_blocks(now), in_flight=len(desk.requests),
         version=desk.fleet.version, classes=_classes(desk, now), stages_s=stages,
         bottleneck=next(iter(stages), None), verdict=verdict(desk, now),
-        uptime_s=now - desk.started_s if desk.started_s is not None else 0.0,
+        uptime_s=now - desk.started_s if desk.started_s is not None else 0.0, kv=kv_view(desk),
     )  # fmt: skip
 
 
@@ -83,7 +88,7 @@ def _troubles(desk: Desk, now: float) -> list[str]:
     silent = [one.id for one in fleet.alive() if now - one.last_seen_s > late_s]
     if silent:
         found.append(f"no word for {late_s:g} s from {_names(silent)}: placed on by what was charged")
-    lost = [one.id for one in fleet.instances.values() if one.state is InstanceState.LOST]
+    lost = [one.id for one in fleet.ordered() if one.state is InstanceState.LOST]
     if lost:
         found.append(f"lost in the last {config.forget_s:g} s: {_names(lost)}")
     if (orphaned := desk.ledger.orphaned_blocks(now)) > 0:
@@ -130,5 +135,6 @@ def _instance(one: Instance, now: float) -> InstanceView:
         num_running=load.num_running, num_waiting=load.num_waiting,
         queued_prefill_tokens=load.queued_prefill_tokens, num_blocks=hello.num_blocks, free_blocks=load.free_blocks,
         cached_blocks=load.cached_blocks, kv_use=used / load.num_blocks if load.num_blocks > 0 else 0.0,
-        step_s=load.step_s, num_preemptions=load.num_preemptions, last_seen_s=max(0.0, now - one.last_seen_s),
+        step_s=load.step_s, num_preemptions=load.num_preemptions, ssd_blocks=load.ssd_blocks,
+        ssd_capacity_blocks=load.ssd_capacity_blocks, last_seen_s=max(0.0, now - one.last_seen_s),
     )  # fmt: skip

@@ -8,13 +8,15 @@ import msgspec
 from aiohttp import web
 
 from controlplane.core.events import ApplyWanted, PlanWanted
-from controlplane.gateway.bodies import decoder, read
+from controlplane.gateway.bodies import decoder, read, receive
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.generate import json_response
 from controlplane.gateway.service import GATEWAY, TENANT, Archive, Gateway
+from controlplane.text import shown
 from transfer.api import ApplyRequest, PlanRequest
 
 MAX_ROWS = 1000
+MAX_NAME_CHARS = 200
 KEEPALIVE_S = 10.0
 _OUTCOMES = ("ok", "cancelled", "rejected", "timed_out", "error")
 _plan_request = decoder(PlanRequest)
@@ -46,7 +48,7 @@ async def live(request: web.Request) -> web.StreamResponse:
 async def create_plan(request: web.Request) -> web.StreamResponse:
     """What would happen. Changes nothing."""
     gateway = request.app[GATEWAY]
-    wanted = read(_plan_request, await request.read())
+    wanted = read(_plan_request, await receive(request))
     if (wanted.xpyd is None) == (wanted.moves is None):
         raise invalid('send exactly one of xpyd (such as "1P2D") and moves (instance id to role)', "xpyd")
     return json_response(await gateway.control.ask(PlanWanted(ask_id=gateway.mint_id("ask"), request=wanted)))
@@ -60,7 +62,7 @@ async def get_plan(request: web.Request) -> web.StreamResponse:
     plan_id = request.match_info["plan_id"]
     plan = request.app[GATEWAY].control.plan(plan_id)
     if plan is None:
-        raise ApiError(404, f"there is no plan {plan_id!r}; GET /v1/plans lists them", param="plan_id")
+        raise ApiError(404, f"there is no plan {shown(plan_id)}; GET /v1/plans lists them", param="plan_id")
     return json_response(plan)
 
 
@@ -76,7 +78,7 @@ async def list_requests(request: web.Request) -> web.StreamResponse:
     """?limit= (100), ?outcome=. The newest first."""
     outcome = request.query.get("outcome")
     if outcome is not None and outcome not in _OUTCOMES:
-        raise invalid(f"outcome must be one of {', '.join(_OUTCOMES)}, got {outcome!r}", "outcome")
+        raise invalid(f"outcome must be one of {', '.join(_OUTCOMES)}, got {shown(outcome)}", "outcome")
     records = await _archive(request).requests(_limit(request), outcome)
     return json_response({"requests": records})
 
@@ -85,7 +87,7 @@ async def get_request(request: web.Request) -> web.StreamResponse:
     request_id = request.match_info["request_id"]
     record = await _archive(request).request(request_id)
     if record is None:
-        raise ApiError(404, f"there is no finished request {request_id!r} in the history", param="request_id")
+        raise ApiError(404, f"there is no finished request {shown(request_id)} in the history", param="request_id")
     return json_response(record)
 
 
@@ -96,7 +98,10 @@ async def list_audit(request: web.Request) -> web.StreamResponse:
 
 async def _apply(request: web.Request, *, undo: bool) -> web.StreamResponse:
     gateway: Gateway = request.app[GATEWAY]
-    wanted = read(_apply_request, await request.read())
+    wanted = read(_apply_request, await receive(request))
+    for name in ("idempotency_key", "actor"):
+        if (length := len(getattr(wanted, name))) > MAX_NAME_CHARS:
+            raise invalid(f"{name} may have {MAX_NAME_CHARS} characters, got {length}", name)
     if TENANT in request:
         wanted = msgspec.structs.replace(wanted, actor=request[TENANT])
     event = ApplyWanted(

@@ -90,7 +90,7 @@ def _shielded(gateway: Gateway, handler: Handler, *, guarded: bool) -> Handler:
 
 def _not_allowed(allowed: list[str]) -> Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
-        response = ApiError(405, f"{request.path} takes {' and '.join(allowed)}, not {request.method}").response()
+        response = ApiError(405, f"{request.path[:200]} takes {' and '.join(allowed)}, not {request.method}").response()
         response.headers["Allow"] = ", ".join(allowed)
         return response
 

@@ -5,13 +5,17 @@ Fields typed NoOp are accepted at values that change nothing, those typed Ignore
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
 import msgspec
+from aiohttp import web
 
 from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.service import GATEWAY
 from controlplane.settings import nearest
+from controlplane.text import MAX_SHOWN
 
 Ignored = Any
 NoOp = Any
@@ -132,13 +136,25 @@ class DetokenizeBody(Body, kw_only=True):
 
 
 B = TypeVar("B")
-_UNKNOWN = re.compile(r"unknown field `(.*)`")
+MAX_PATH_CHARS = 200
+_UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(.*)`")
 
 
 def decoder(kind: type[B]) -> msgspec.json.Decoder[B]:
     """Build once for each body; decode with `read`."""
     return msgspec.json.Decoder(kind)
+
+
+async def receive(request: web.Request) -> bytes:
+    """The body's bytes. Raises ApiError 408 when they are not here within limits.body_timeout_s."""
+    limit_s = request.app[GATEWAY].config.limits.body_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request.read()
+    except TimeoutError:
+        message = f"the body did not arrive within {limit_s:g} s; send it faster, or raise limits.body_timeout_s"
+        raise ApiError(408, message) from None
 
 
 def read(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
@@ -155,11 +171,13 @@ def _explain(kind: Any, sentence: str) -> ApiError:
     what, _, path = sentence.partition(" - at `$")
     path = path.strip("`.")
     if found := _UNKNOWN.search(what):
-        name = f"{path}.{found[1]}" if path else found[1]
+        unknown = found[1] if len(found[1]) <= MAX_SHOWN else f"{found[1][:MAX_SHOWN]}..."
+        name = f"{path}.{unknown}" if path else unknown
         known = [field.encode_name for field in msgspec.structs.fields(kind)]
-        hint = "" if path else f"; the nearest known one is {nearest(found[1], known)}"
+        hint = "" if path else f"; the nearest known one is {nearest(unknown, known)}"
         return invalid(f"parameter {name} is not supported{hint}", name, "unsupported_parameter")
     if found := _MISSING.search(what):
         name = f"{path}.{found[1]}" if path else found[1]
         return invalid(f"parameter {name} is missing", name, "missing_required_parameter")
+    path, what = path[:MAX_PATH_CHARS], what[:MAX_PATH_CHARS]
     return invalid(f"parameter {path or 'body'} is wrong: {what[:1].lower()}{what[1:]}", path or None, "invalid_type")

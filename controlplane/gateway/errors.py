@@ -11,8 +11,8 @@ from transfer.errors import PhaseplaneError
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
-    409: "conflict_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
-    504: "timeout_error",
+    408: "timeout_error", 409: "conflict_error", 413: "invalid_request_error", 429: "rate_limit_error",
+    503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 
@@ -39,7 +39,10 @@ class ApiError(PhaseplaneError):
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=headers)
+        response = web.Response(status=self.status, body=self.body(), content_type="application/json", headers=headers)
+        if self.status == 408:
+            response.force_close()  # what is still to come of the request would be taken for another one
+        return response
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

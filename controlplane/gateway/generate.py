@@ -20,6 +20,7 @@ from controlplane.gateway.params import Wanted
 from controlplane.gateway.service import TENANT, Gateway
 from controlplane.gateway.streams import Client, Stream
 from controlplane.settings import nearest
+from controlplane.text import MAX_SHOWN, shown
 from transfer.errors import Overloaded, RemoteError
 from transfer.terms import TokenIds, pack_tokens
 
@@ -177,8 +178,10 @@ class Call:
             return self.gateway.config.scheduler.default_class
         known = self.gateway.metrics.classes
         if name not in known:
-            hint = f"; did you mean {nearest(name, known)}?"
-            raise invalid(f"header {CLASS_HEADER} names traffic class {name!r}, which is not known{hint}", CLASS_HEADER)
+            hint = f"; did you mean {nearest(name[:MAX_SHOWN], known)}?"
+            raise invalid(
+                f"header {CLASS_HEADER} names traffic class {shown(name)}, which is not known{hint}", CLASS_HEADER
+            )
         return name
 
 
@@ -186,7 +189,7 @@ def check_model(gateway: Gateway, model: str | None) -> None:
     """Raises ApiError 404 for another model than the one served."""
     if model is not None and model != gateway.served_name:
         raise ApiError(
-            404, f"model {model!r} does not exist here; this server serves {gateway.served_name!r}",
+            404, f"model {shown(model)} does not exist here; this server serves {gateway.served_name!r}",
             param="model", code="model_not_found",
         )  # fmt: skip
 

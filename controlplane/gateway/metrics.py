@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from controlplane.gateway.metric_help import help_of
 from controlplane.gateway.prometheus import Histogram, Labels, Text
 from transfer.api import FleetState, InstanceView, RequestRecord
 from transfer.terms import Slo
@@ -86,40 +87,31 @@ class GatewayMetrics:
 
     def render(self, fleet: FleetState, core: Mapping[str, float], process: Mapping[str, float]) -> bytes:
         """One scrape. core, process: further gauges or counters by name without prefix (counters end in _total)."""
-        text = Text()
-        self._ours(text, fleet)
+        text = Text(help_of)
+        self._ours(text)
+        _fleet(text, fleet)
         for name, value in {**core, **process}.items():
             kind = "counter" if name.endswith("_total") else "gauge"
-            text.family(f"phaseplane_{name}", kind, name.replace("_", " "), [({}, value)])
+            text.family(f"phaseplane_{name}", kind, [({}, value)])
         self._vllm(text, fleet)
         return text.encode()
 
     def _latencies(self) -> _Latencies:
         return _Latencies(Histogram(self._ttft_bounds), Histogram(self._token_bounds), Histogram(self._e2e_bounds))
 
-    def _ours(self, text: Text, fleet: FleetState) -> None:
-        good, total = Counter(self._good), Counter[str]()
-        for (name, _), count in self._outcomes.items():
-            total[name] += count
+    def _ours(self, text: Text) -> None:
         outcomes = [({"class": name, "outcome": what}, count) for (name, what), count in self._outcomes.items()]
-        text.family("phaseplane_requests_total", "counter", "Requests that ended, by outcome.", outcomes)
-        text.family(
-            "phaseplane_good_requests_total", "counter", "Requests within every objective of their class.",
-            [({"class": name}, good[name]) for name in self._by_class],
-        )  # fmt: skip
-        for name, help_text in (
-            ("ttft", "Arrival to first token in the client's socket."),
-            ("tpot", "Mean time between output tokens of a request."),
-            ("e2e", "Arrival to the end of a request that finished."),
-        ):
+        text.family("phaseplane_requests_total", "counter", outcomes)
+        good = [({"class": name}, self._good[name]) for name in self._by_class]
+        text.family("phaseplane_good_requests_total", "counter", good)
+        for name in ("ttft", "tpot", "e2e"):
             pairs = [({"class": key}, getattr(one, name)) for key, one in self._by_class.items()]
-            text.histograms(f"phaseplane_{name}_seconds", help_text, pairs)
-        text.histograms("phaseplane_itl_seconds", "Gaps between output tokens.", [({}, self._itl)])
+            text.histograms(f"phaseplane_{name}_seconds", pairs)
+        text.histograms("phaseplane_itl_seconds", [({}, self._itl)])
         stages = [({"stage": stage}, seconds) for stage, seconds in self._stages.items()]
-        text.family("phaseplane_stage_seconds_total", "counter", "Seconds requests spent in each stage.", stages)
-        _fleet(text, fleet)
-        text.family("phaseplane_resumes_total", "counter", "Requests resumed after a loss.", [({}, self._resumes)])
-        text.family("phaseplane_migrations_total", "counter", "Running decodes moved.", [({}, self._migrations)])
+        text.family("phaseplane_stage_seconds_total", "counter", stages)
+        text.family("phaseplane_resumes_total", "counter", [({}, self._resumes)])
+        text.family("phaseplane_migrations_total", "counter", [({}, self._migrations)])
 
     def _vllm(self, text: Text, fleet: FleetState) -> None:
         here = {"engine": ENGINE, "model_name": self._model}
@@ -128,26 +120,25 @@ class GatewayMetrics:
         def gauges(pick: str) -> Iterable[tuple[Labels, float]]:
             return [({"engine": view.id, "model_name": self._model}, getattr(view, pick)) for view in serving]
 
-        running, waiting = gauges("num_running"), gauges("num_waiting")
-        text.family("vllm:num_requests_running", "gauge", "Sequences in batches.", running)
-        text.family("vllm:num_requests_waiting", "gauge", "Sequences waiting for a batch.", waiting)
-        text.family("vllm:kv_cache_usage_perc", "gauge", "Share of KV blocks in use.", gauges("kv_use"))
-        for name, help_text, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up.", self._prompt_tokens),
-            ("prefix_cache_hits", "Prompt tokens served from KV.", self._cached_tokens),
-            ("prompt_tokens", "Prompt tokens.", self._prompt_tokens),
-            ("generation_tokens", "Output tokens.", self._output_tokens),
+        text.family("vllm:num_requests_running", "gauge", gauges("num_running"))
+        text.family("vllm:num_requests_waiting", "gauge", gauges("num_waiting"))
+        text.family("vllm:kv_cache_usage_perc", "gauge", gauges("kv_use"))
+        for name, value in (
+            ("prefix_cache_queries", self._prompt_tokens),
+            ("prefix_cache_hits", self._cached_tokens),
+            ("prompt_tokens", self._prompt_tokens),
+            ("generation_tokens", self._output_tokens),
         ):
-            text.family(f"vllm:{name}_total", "counter", help_text, [(here, value)])
+            text.family(f"vllm:{name}_total", "counter", [(here, value)])
         reasons = [({**here, "finished_reason": reason}, count) for reason, count in self._finish.items()]
-        text.family("vllm:request_success_total", "counter", "Requests by finish reason.", reasons)
+        text.family("vllm:request_success_total", "counter", reasons)
         for name, histogram in (
             ("time_to_first_token_seconds", self._all.ttft),
             ("inter_token_latency_seconds", self._itl),
             ("request_time_per_output_token_seconds", self._all.tpot),
             ("e2e_request_latency_seconds", self._all.e2e),
         ):
-            text.histograms(f"vllm:{name}", name.replace("_", " "), [(here, histogram)])
+            text.histograms(f"vllm:{name}", [(here, histogram)])
 
 
 _VLLM_REASONS = {"cancelled": "abort", "rejected": "error", "timed_out": "error", "error": "error"}
@@ -155,32 +146,45 @@ _VLLM_REASONS = {"cancelled": "abort", "rejected": "error", "timed_out": "error"
 
 def _fleet(text: Text, fleet: FleetState) -> None:
     goodput = fleet.goodput
-    for name, help_text, value in (
-        ("orphaned_kv_blocks", "KV blocks held for requests nobody knows; 0 at rest.", fleet.orphaned_kv_blocks),
-        ("requests_in_flight", "Requests in progress.", fleet.in_flight),
-        ("goodput_requests_per_second", "Good requests per second over the window.", goodput.per_s),
-        ("goodput_requests_per_second_per_gpu", "The same per GPU.", goodput.per_gpu),
-        ("good_tokens_per_second", "Output tokens of good requests per second.", goodput.tokens_per_s),
-        ("throughput_requests_per_second", "Completed requests per second, good or not.", goodput.throughput_per_s),
-        ("slo_attainment", "Good over counted requests.", fleet.attainment),
-        ("fleet_version", "Bumped by every change of membership, role or plan.", fleet.version),
-        ("uptime_seconds", "Of the control plane.", fleet.uptime_s),
+    for name, value in (
+        ("orphaned_kv_blocks", fleet.orphaned_kv_blocks),
+        ("requests_in_flight", fleet.in_flight),
+        ("goodput_requests_per_second", goodput.per_s),
+        ("goodput_requests_per_second_per_gpu", goodput.per_gpu),
+        ("good_tokens_per_second", goodput.tokens_per_s),
+        ("throughput_requests_per_second", goodput.throughput_per_s),
+        ("slo_attainment", fleet.attainment),
+        ("fleet_version", fleet.version),
+        ("uptime_seconds", fleet.uptime_s),
     ):
         if value is not None:
-            text.family(f"phaseplane_{name}", "gauge", help_text, [({}, value)])
+            text.family(f"phaseplane_{name}", "gauge", [({}, value)])
+    kv = fleet.kv
+    text.family(
+        "phaseplane_prefix_hit_tokens_total", "counter",
+        [({"tier": "device"}, kv.device_tokens), ({"tier": "pool_dram"}, kv.pool_dram_tokens),
+         ({"tier": "pool_ssd"}, kv.pool_ssd_tokens)],
+    )  # fmt: skip
+    for name, count in (
+        ("prefix_lookup_tokens", kv.looked_up_tokens),
+        ("prefix_useful_tokens", kv.useful_tokens),
+        ("prefix_replicated_blocks", kv.replicated_blocks),
+    ):
+        text.family(f"phaseplane_{name}_total", "counter", [({}, count)])
     counts = Counter((view.role, view.state) for view in fleet.instances)
     instances = [({"role": role, "state": state}, count) for (role, state), count in counts.items()]
-    text.family("phaseplane_instances", "gauge", "Instances by role and state.", instances)
-    for name, pick, help_text in (
-        ("kv_blocks", "num_blocks", "KV blocks of an instance."),
-        ("kv_blocks_free", "free_blocks", "Free KV blocks, reusable ones included."),
-        ("kv_blocks_cached", "cached_blocks", "Blocks nobody holds that carry reusable KV."),
-        ("queued_prefill_tokens", "queued_prefill_tokens", "Prompt tokens that wait on an instance."),
-        ("step_seconds", "step_s", "Mean of recent steps."),
+    text.family("phaseplane_instances", "gauge", instances)
+    for name, pick in (
+        ("kv_blocks", "num_blocks"),
+        ("kv_blocks_free", "free_blocks"),
+        ("kv_blocks_cached", "cached_blocks"),
+        ("kv_blocks_ssd", "ssd_blocks"),
+        ("queued_prefill_tokens", "queued_prefill_tokens"),
+        ("step_seconds", "step_s"),
     ):
-        text.family(f"phaseplane_{name}", "gauge", help_text, [(_of(v), getattr(v, pick)) for v in fleet.instances])
+        text.family(f"phaseplane_{name}", "gauge", [(_of(view), getattr(view, pick)) for view in fleet.instances])
     preemptions = [(_of(view), view.num_preemptions) for view in fleet.instances]
-    text.family("phaseplane_preemptions_total", "counter", "Sequences preempted for room.", preemptions)
+    text.family("phaseplane_preemptions_total", "counter", preemptions)
 
 
 def _of(view: InstanceView) -> Labels:

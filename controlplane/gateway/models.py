@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from controlplane.gateway import tokenizer as text
-from controlplane.gateway.bodies import ChatBody, DetokenizeBody, TokenizeBody, decoder, read
+from controlplane.gateway.bodies import ChatBody, DetokenizeBody, TokenizeBody, decoder, read, receive
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.generate import check_model, json_response
 from controlplane.gateway.openai_chat import render
@@ -29,7 +29,7 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
-    body = read(_tokenize, await request.read())
+    body = read(_tokenize, await receive(request))
     check_model(gateway, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("send exactly one of prompt and messages", "prompt")
@@ -51,7 +51,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
-    body = read(_detokenize, await request.read())
+    body = read(_detokenize, await receive(request))
     check_model(gateway, body.model)
     if any(not 0 <= token < gateway.tokenizer.vocab_size for token in body.tokens):
         raise ApiError(400, f"tokens holds an id outside 0..{gateway.tokenizer.vocab_size - 1}", param="tokens")

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from controlplane.gateway import tokenizer as text
 from controlplane.gateway.assembler import Piece, token_ids
-from controlplane.gateway.bodies import ChatBody, decoder, read
+from controlplane.gateway.bodies import ChatBody, decoder, read, receive
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.generate import Call, Usage, check_model
 from controlplane.gateway.logprobs import chat_logprobs
@@ -26,7 +26,7 @@ _ROLE = b'"role":"assistant",'
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     arrived_s = gateway.now()
-    body = read(_decoder, await request.read())
+    body = read(_decoder, await receive(request))
     check_model(gateway, body.model)
     wanted = check(body, gateway.tokenizer.vocab_size)
     prompt = render(gateway, body)

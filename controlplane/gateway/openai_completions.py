@@ -10,7 +10,7 @@ from aiohttp import web
 
 from controlplane.gateway import tokenizer as text
 from controlplane.gateway.assembler import Piece, token_ids
-from controlplane.gateway.bodies import CompletionBody, decoder, read
+from controlplane.gateway.bodies import CompletionBody, decoder, read, receive
 from controlplane.gateway.generate import Call, Usage, check_model
 from controlplane.gateway.logprobs import completion_logprobs
 from controlplane.gateway.params import Wanted, check, completion_prompts
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 async def completions(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     arrived_s = gateway.now()
-    body = read(_decoder, await request.read())
+    body = read(_decoder, await receive(request))
     check_model(gateway, body.model)
     wanted = check(body, gateway.tokenizer.vocab_size)
     prompts = completion_prompts(body.prompt, gateway.tokenizer.vocab_size)

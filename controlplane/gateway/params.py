@@ -12,6 +12,7 @@ import msgspec
 
 from controlplane.gateway.bodies import ChatBody, ChatMessage, CompletionBody, Generation
 from controlplane.gateway.errors import ApiError, invalid
+from controlplane.text import shown
 from transfer.terms import SamplingParams, TokenIds
 
 COMPLETION_MAX_TOKENS = 16
@@ -33,6 +34,7 @@ _NO_OPS: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",), "web_search_options": (), "echo": (False,), "suffix": ("",),
 }  # fmt: skip
 """Parameters that would change the answer and are not served, with the values that change nothing."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_NO_OPS = ("audio", "tool_calls", "function_call", "tool_call_id")
 
 
@@ -214,6 +216,8 @@ def _message(message: ChatMessage, path: str) -> dict[str, Any]:
     for name in _MESSAGE_NO_OPS:
         if getattr(message, name) not in (None, []):
             raise _unsupported(f"{path}.{name}")
+    if message.role not in _ROLES:
+        raise invalid(f"{path}.role must be one of {', '.join(_ROLES)}, got {shown(message.role)}", f"{path}.role")
     content = message.content
     if content is None:
         raise invalid(f"{path}.content is missing; send text", f"{path}.content")
@@ -221,7 +225,7 @@ def _message(message: ChatMessage, path: str) -> dict[str, Any]:
         for place, part in enumerate(content):
             if part.type != "text" or part.text is None:
                 name = f"{path}.content[{place}]"
-                raise invalid(f"{name} is of type {part.type!r}; this server takes text only", name)
+                raise invalid(f"{name} is of type {shown(part.type)}; this server takes text only", name)
         content = "".join(part.text or "" for part in content)
     # Templates know "system"; OpenAI renamed it.
     return {"role": "system" if message.role == "developer" else message.role, "content": content}

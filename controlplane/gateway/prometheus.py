@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Labels = Mapping[str, str]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,28 +34,29 @@ class Histogram:
 
 
 class Text:
-    """One scrape: families in the order they are added."""
+    """One scrape: families in the order they are added. help_of: what a name means, in one line."""
 
-    def __init__(self) -> None:
+    def __init__(self, help_of: Callable[[str], str]) -> None:
         self._lines: list[str] = []
+        self._help_of = help_of
 
-    def family(self, name: str, kind: str, help_text: str, samples: Iterable[tuple[Labels, float]]) -> None:
+    def family(self, name: str, kind: str, samples: Iterable[tuple[Labels, float]]) -> None:
         """A counter or gauge; a family without samples is left out."""
         lines = [sample(name, labels, value) for labels, value in samples]
         if lines:
-            self._head(name, kind, help_text)
+            self._head(name, kind)
             self._lines += lines
 
-    def histograms(self, name: str, help_text: str, histograms: Iterable[tuple[Labels, Histogram]]) -> None:
-        self._head(name, "histogram", help_text)
+    def histograms(self, name: str, histograms: Iterable[tuple[Labels, Histogram]]) -> None:
+        self._head(name, "histogram")
         for labels, histogram in histograms:
             self._lines += histogram.lines(name, labels)
 
     def encode(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
 
-    def _head(self, name: str, kind: str, help_text: str) -> None:
-        self._lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+    def _head(self, name: str, kind: str) -> None:
+        self._lines += [f"# HELP {name} {self._help_of(name)}", f"# TYPE {name} {kind}"]
 
 
 def sample(name: str, labels: Labels, value: float) -> str:

@@ -168,7 +168,10 @@ def _answer(db: sqlite3.Connection, read: _Read) -> None:
         return
     try:
         read.answer.set_result(read.work(db))
-    except Exception as error:  # noqa: BLE001 (the thread outlives whatever one read asks of it; told to the caller)
+    except Exception as error:  # noqa: BLE001
+        # A supervision boundary: this thread also writes everybody's rows, so nothing that one read asks of it may end
+        # it, be it a damaged file, a record of another release or a number that SQLite has no room for.
+        _log.error("the history could not answer a query", exc_info=error)
         read.answer.set_exception(PhaseplaneError(f"the history cannot be read: {error}"))
 
 

@@ -111,6 +111,9 @@ def test_variables_of_other_programs_are_ignored(load: Load) -> None:
         ("", {}, {"server.wire_host": "0.0.0.0"}, "set server.curve_key_file, or use 127.0.0.1"),
         ("", {}, {"server.api_keys": '{a = "short"}'}, "shorter than 8"),
         ("", {}, {"limits.max_in_flight": "0"}, "limits.max_in_flight must be above 0"),
+        ("", {}, {"limits.header_timeout_s": "0"}, "limits.header_timeout_s must be above 0"),
+        ("[limits]\nbody_timeout_s = -1", {}, {}, "limits.body_timeout_s must be above 0"),
+        ("", {"PHASEPLANE_LIMITS_MAX_CONNECTIONS": "0"}, {}, "limits.max_connections must be above 0"),
     ],
 )
 def test_whatever_is_wrong_is_told_in_a_sentence(

@@ -50,6 +50,7 @@ class System(Fleet):
         self.failures: list[str] = []
         self.lives: list[Life] = []
         self._num_asked = self._num_started = 0
+        self._started: list[tuple[str, int]] = []
 
     async def __aenter__(self) -> System:
         await self.start_control()
@@ -68,7 +69,14 @@ class System(Fleet):
     def start(self, name: str) -> None:
         """A life of the instance; a crashed one before it may still run, cut off from everybody."""
         self._num_started += 1
+        self._started.append((name, self._num_started))
         self._supervisor.spawn(f"{name}/{self._num_started}", lambda: self._make(name))
+
+    async def leave(self, name: str) -> None:
+        """As SIGTERM: it says Goodbye and ends in order."""
+        number = max(number for actor, number in self._started if actor == name)
+        await self._supervisor.stop_actor(f"{name}/{number}")
+        del self.actors[name]
 
     @property
     def life(self) -> Life:
@@ -116,21 +124,27 @@ class System(Fleet):
         state = self.life.core.state(asyncio.get_running_loop().time())
         return {view.id for view in state.instances if view.state == "ready"} >= set(self.actors)
 
-    async def complete(self, name: str, prompt: list[int], num_output: int, timeout_s: float = 300.0) -> list[int]:
+    async def complete(
+        self, name: str, prompt: list[int], num_output: int, timeout_s: float = 300.0, salt: str = ""
+    ) -> list[int]:
         now = asyncio.get_running_loop().time()
         sampling = SamplingParams(max_tokens=num_output, ignore_eos=True, seed=1)
         return await collect(
             self.life.plane.submit(
                 RequestSpec(
                     request_id=name, model=MODEL, tokens=pack_tokens(prompt), sampling=sampling, arrived_s=now,
-                    traffic_class="default", arrived_at=now, timeout_s=timeout_s,
+                    traffic_class="default", arrived_at=now, timeout_s=timeout_s, salt=salt,
                 )
             )
         )  # fmt: skip
 
-    async def right(self, name: str, prompt: list[int], num_output: int) -> None:
+    async def right(self, name: str, prompt: list[int], num_output: int, salt: str = "") -> None:
         """Complete it and compare with the reference text: nothing repeated, missing or wrong."""
-        assert await self.complete(name, prompt, num_output) == continuation(prompt, num_output), name
+        assert await self.complete(name, prompt, num_output, salt=salt) == continuation(prompt, num_output), name
+
+    def record(self, name: str) -> RequestRecord:
+        """Of a request that has ended."""
+        return next(record for record in self.records if record.request_id == name)
 
     async def rebalance(self, xpyd: str) -> Plan:
         """Plan it and apply it; returns at once, the plan goes on."""

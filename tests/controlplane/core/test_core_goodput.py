@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from core_kit import Rig, Slo, config, only, sends
+from core_kit import H20, H800, Rig, Slo, config, only, sends
 
 from controlplane.core.events import Finished, NodeLost
 from controlplane.core.goodput import GoodputCore, counts_for_attainment, is_good
 from transfer.api import RequestRecord
+from transfer.terms import Role
 from transfer.wire.messages import Abort
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.2)
@@ -107,6 +108,39 @@ def test_per_gpu_and_per_dollar_integrate_the_fleet_as_it_was() -> None:
     assert found.per_gpu == pytest.approx(60 / (30 * 4 + 30 * 2), rel=0.03)
     assert found.cost_per_good == pytest.approx(1.0, rel=0.03)
     assert found.per_dollar == pytest.approx(1.0, rel=0.03)
+
+
+def test_gpu_time_is_exact_from_the_fleets_first_moment_on() -> None:
+    """Also between two ticks, at every join and loss, and with the cost beside it."""
+    rig = Rig()
+    rig.now = 1000.25
+    rig.tick()
+    rig.join("d0", Role.DECODE, hardware=msgspec.structs.replace(H20, num_gpus=2, price_per_hour=7200.0))
+    rig.now += 0.25
+    rig.join("p0", Role.PREFILL, hardware=msgspec.structs.replace(H800, num_gpus=4, price_per_hour=3600.0))
+    rig.now += 0.125
+    rig.decoding("r1")
+    rig.end("r1")
+    goodput = rig.core.state(rig.now).goodput
+    gpu_s, dollars = 0.375 * 2 + 0.125 * 4, 0.375 * 2 + 0.125
+    assert goodput.per_s > 0
+    assert goodput.per_gpu == pytest.approx(1 / gpu_s)
+    assert goodput.per_dollar == pytest.approx(1 / dollars)
+    assert goodput.cost_per_good == pytest.approx(dollars)
+    rig.do(NodeLost(instance_id="p0"), after=0.5)
+    goodput = rig.core.state(rig.now + 2.0).goodput
+    assert goodput.per_gpu == pytest.approx(1 / (gpu_s + 0.5 * 6 + 2.0 * 2))
+    assert goodput.cost_per_good == pytest.approx(dollars + 0.5 * 3 + 2.0 * 2)
+
+
+def test_a_window_holds_the_gpu_time_of_its_own_slots_alone() -> None:
+    core = GoodputCore({"default": SLO})
+    core.spend(4, 0.0, 0.0)
+    core.spend(1, 0.0, 95.5)
+    core.finished(record(), {}, 96.0)
+    assert core.goodput(10, 96.5).per_gpu == pytest.approx(1 / (8.5 * 4 + 1.0))
+    core.finished(record(), {}, 300.0)
+    assert core.goodput(10, 300.5).per_gpu == pytest.approx(1 / 9.5), "nothing was booked for long"
 
 
 def test_no_good_request_means_infinite_cost_told_as_none_and_no_nan() -> None:
@@ -209,6 +243,17 @@ def test_the_state_shows_the_fleet_and_moves_its_version_only_with_it() -> None:
     assert rig.core.state(rig.now).version > state.version
     assert rig.core.state(rig.now).xpyd == "2P0D+1M"
     assert "ost in the last 60 s: d0" in rig.core.state(rig.now).verdict
+
+
+def test_instances_are_listed_with_numbers_by_value() -> None:
+    rig = Rig()
+    for name in ("h20-10", "h20-1", "h800-0", "h20-2", "h20-02", "H20-3", "7"):
+        rig.join(name, Role.DECODE)
+    listed = [one.id for one in rig.core.state(rig.now).instances]
+    assert listed == ["7", "H20-3", "h20-1", "h20-02", "h20-2", "h20-10", "h800-0"]
+    for name in ("h20-10", "h20-2"):
+        rig.do(NodeLost(instance_id=name))
+    assert "h20-2, h20-10" in rig.core.state(rig.now).verdict
 
 
 def test_silent_instances_are_placed_on_by_charge_and_shown() -> None:

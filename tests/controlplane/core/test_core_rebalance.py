@@ -253,6 +253,36 @@ def test_undo_is_the_inverse_plan() -> None:
     assert found.status == "undone"
 
 
+def test_an_undo_that_is_refused_leaves_no_plan_behind() -> None:
+    rig = Rig()
+    rig.fleet("2P1D")
+    made = plan(rig, "1P2D")
+    apply(rig, made.plan_id)
+    finish(rig)
+    stale = apply(rig, made.plan_id, undo=True, key="u", version=rig.core.version - 1)
+    assert isinstance(stale, PlanRefused)
+    assert stale.status == 409
+    assert f"it is at version {rig.core.version}" in stale.message
+    assert [one.plan_id for one in rig.core.plans()] == [made.plan_id]
+    assert isinstance(apply(rig, made.plan_id, undo=True, key="u"), Plan), "the same key works when it is asked anew"
+
+
+@pytest.mark.parametrize(
+    ("xpyd", "moves"),
+    [
+        ("9" * 1_000_000 + "P1D", None), ("x" * 1_000_000, None), (None, {"y" * 1_000_000: "decode"}),
+        (None, {"d0": "z" * 1_000_000}), (None, {"k0": "z" * 1_000_000}),
+        (None, {f"m{index}": "mixed" for index in range(100_000)}),
+    ],
+)  # fmt: skip
+def test_a_refused_plan_repeats_little_of_what_was_asked(xpyd: str | None, moves: dict[str, str] | None) -> None:
+    rig = Rig()
+    rig.fleet("20P90D1K")
+    found = refused(rig, xpyd, moves)
+    assert found.status == 400
+    assert len(found.message) < 400
+
+
 def test_what_was_predicted_is_kept_beside_what_was_measured() -> None:
     rig = Rig(config(measure_s=5.0))
     rig.fleet("2P1D")

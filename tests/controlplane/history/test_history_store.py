@@ -170,8 +170,12 @@ async def test_a_record_of_another_release_is_told_not_raised_through(path: Path
     history.close()
 
 
-async def test_a_read_that_cannot_work_fails_alone(history: HistoryStore) -> None:
+async def test_a_read_that_cannot_work_fails_alone_and_is_logged(
+    history: HistoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(PhaseplaneError, match="cannot be read"):
         await history.requests(1 << 64)
+    assert "could not answer a query" in caplog.text
+    assert "OverflowError" in caplog.text
     history.add(record(1))
     assert [row.request_id for row in await history.requests(5)] == ["r1"]
