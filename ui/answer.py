@@ -4,49 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ui.client import error_message
+from ui.completion import CHUNKS, Times, Usage
 from ui.measure import Ending
 from ui.sse import Event
 from ui.workload import Job
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    text: str = ""
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Chunk(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: object = None
-
-
-_CHUNKS = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass(slots=True)
 class Answer:
     """What one answer has shown so far; times are of the event loop."""
 
-    first: float | None = None
-    last: float | None = None
-    max_itl_s: float | None = None
-    num_chunks: int = 0
+    times: Times = field(default_factory=Times)
     finish: str | None = None
-    usage: _Usage | None = None
+    usage: Usage | None = None
     text: list[str] = field(default_factory=list)
     error: str = ""
 
     def take(self, event: Event, now: float) -> None:
         """One event that is not [DONE]."""
-        chunk = _CHUNKS.decode(event.data)
+        chunk = CHUNKS.decode(event.data)
         if chunk.error is not None:
             self.error = error_message(event.data) or "the stream carried an error without a message"
             return
@@ -56,16 +33,7 @@ class Answer:
             self.finish = choice.finish_reason or self.finish
             if choice.text:
                 self.text.append(choice.text)
-                self._mark(now)
-            elif choice.finish_reason is not None and self.first is None:
-                self._mark(now)
-
-    def _mark(self, now: float) -> None:
-        if self.last is not None:
-            self.max_itl_s = max(self.max_itl_s or 0.0, now - self.last)
-        self.first = now if self.first is None else self.first
-        self.last = now
-        self.num_chunks += 1
+            self.times.mark(choice, now)
 
 
 def judge(job: Job, answer: Answer) -> tuple[Ending, str]:

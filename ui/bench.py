@@ -145,11 +145,9 @@ class Bench:
     def _end(self, job: Job, answer: Answer, ending: Ending, error: str, lag_s: float, prompt: str | list[int]) -> None:
         ended = now()
         due = self._start + job.at_s
-        last = answer.last if ending in (Ending.COMPLETED, Ending.WRONG) and answer.last is not None else ended
-        num_output = answer.usage.completion_tokens if answer.usage is not None else answer.num_chunks
-        tpot_s = None
-        if answer.first is not None and answer.last is not None and num_output > 1:
-            tpot_s = (answer.last - answer.first) / (num_output - 1)
+        times = answer.times
+        last = times.last if ending in (Ending.COMPLETED, Ending.WRONG) and times.last is not None else ended
+        num_output = answer.usage.completion_tokens if answer.usage is not None else times.num_chunks
         num_prompt = len(prompt) if isinstance(prompt, list) else 0
         self._samples.append(
             Sample(
@@ -159,10 +157,10 @@ class Bench:
                 at_s=job.at_s,
                 lag_s=lag_s,
                 ended_s=ended - self._start,
-                ttft_s=None if answer.first is None else answer.first - due,
-                tpot_s=tpot_s,
+                ttft_s=None if times.first is None else times.first - due,
+                tpot_s=times.tpot_s(num_output),
                 e2e_s=last - due,
-                max_itl_s=answer.max_itl_s,
+                max_itl_s=times.max_itl_s,
                 prompt_tokens=answer.usage.prompt_tokens if answer.usage is not None else num_prompt,
                 output_tokens=num_output,
                 error=error,

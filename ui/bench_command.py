@@ -14,11 +14,12 @@ import uvloop
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from ui import bench_kv, bench_prefix
 from ui.bench import LAG_WARNING_S, Bench, BenchOptions, OnProgress, Progress, run_interruptible
 from ui.client import DEFAULT_URL, FleetClient
 from ui.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageFault
 from ui.measure import BenchReport
-from ui.options import ApiKey, Config, Json, Url
+from ui.options import ApiKey, CommandGroup, Config, Json, Url
 from ui.render import make_console, print_json, show_bench
 from ui.workload import Load, parse_classes, parse_slos, parse_span
 
@@ -26,11 +27,16 @@ TELL_EVERY_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(bench)
+    """Add the command, and those below it, to the program."""
+    group = typer.Typer(invoke_without_command=True, subcommand_metavar="[COMMAND]", rich_markup_mode=None)
+    group.callback(cls=CommandGroup)(bench)
+    bench_kv.register(group)
+    bench_prefix.register(group)
+    app.add_typer(group, name="bench")
 
 
 def bench(
+    context: typer.Context,
     url: Url = DEFAULT_URL,
     rate: Annotated[
         float | None, typer.Option("--rate", help="Requests a second; default 1, or as recorded with --trace.")
@@ -62,6 +68,8 @@ def bench(
     config: Config = None,
 ) -> None:
     """Offer a load and measure TTFT, TPOT, goodput and attainment; fails when an answer failed or was wrong."""
+    if context.invoked_subcommand is not None:
+        return
     if rate is not None and not rate > 0:
         raise UsageFault(f"--rate must be above 0, got {rate:g}; inf sends everything at once")
     if duration is not None and not duration > 0:

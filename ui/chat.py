@@ -10,37 +10,14 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from ui.client import FleetClient, error_message, error_sentence, unreachable
+from ui.client import DEFAULT_URL, FleetClient, error_message, error_sentence, unreachable
+from ui.completion import CHUNKS, Times
 from ui.errors import CliError
 
 PATH = "/v1/chat/completions"
 TIMEOUT_S = 600.0
 
 Write = Callable[[str], None]
-
-
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta = _Delta()
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Chunk(msgspec.Struct, frozen=True):
-    id: str = ""
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: object = None
-
-
-_CHUNKS = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass(slots=True)
@@ -54,6 +31,7 @@ class Turn:
     output_tokens: int = 0
     finish_reason: str | None = None
     stopped: bool = False
+    url: str = DEFAULT_URL
 
     def summary(self) -> str:
         """One line: TTFT, TPOT and the command that explains them."""
@@ -64,7 +42,8 @@ class Turn:
         if self.stopped:
             parts.append("stopped")
         if self.request_id:
-            parts.append(f"phaseplane why {self.request_id}")
+            at = "" if self.url == DEFAULT_URL else f" --url {self.url}"
+            parts.append(f"phaseplane why {self.request_id}{at}")
         return ", ".join(parts)
 
 
@@ -89,7 +68,7 @@ class Conversation:
         Raises CliError; the question then leaves the history again.
         """
         self.messages.append({"role": "user", "content": question})
-        turn = Turn()
+        turn = Turn(url=self.client.url)
         try:
             await self._stream(turn, write)
         except asyncio.CancelledError:
@@ -106,7 +85,7 @@ class Conversation:
     async def _stream(self, turn: Turn, write: Write) -> None:
         loop = asyncio.get_running_loop()
         sent = loop.time()
-        last = sent
+        times = Times()
         body = msgspec.json.encode(self._body())
         try:
             async with self.client.stream(PATH, body, TIMEOUT_S) as (response, events):
@@ -115,7 +94,7 @@ class Conversation:
                 async for event in events:
                     if event.data == b"[DONE]":
                         break
-                    chunk = _CHUNKS.decode(event.data)
+                    chunk = CHUNKS.decode(event.data)
                     if chunk.error is not None:
                         said = error_message(event.data) or "no reason given"
                         raise CliError(f"the answer broke off ({said}); run `phaseplane status` and ask again")
@@ -124,11 +103,13 @@ class Conversation:
                         turn.output_tokens = chunk.usage.completion_tokens
                     for choice in chunk.choices:
                         turn.finish_reason = choice.finish_reason or turn.finish_reason
-                        if choice.delta.content:
-                            last = loop.time()
-                            turn.ttft_s = last - sent if turn.ttft_s is None else turn.ttft_s
-                            turn.text += choice.delta.content
-                            write(choice.delta.content)
+                        times.mark(choice, loop.time())
+                        turn.ttft_s = None if times.first is None else times.first - sent
+                        turn.output_tokens = times.num_chunks  # until the server's own count comes at the end
+                        turn.tpot_s = times.tpot_s(turn.output_tokens)
+                        if choice.piece:
+                            turn.text += choice.piece
+                            write(choice.piece)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise unreachable(self.client.url, error) from None
         except (ValueError, msgspec.DecodeError) as error:
@@ -137,8 +118,7 @@ class Conversation:
             ) from None
         if turn.finish_reason is None:
             raise CliError("the answer ended without a reason; run `phaseplane status` and ask again")
-        if turn.ttft_s is not None and turn.output_tokens > 1:
-            turn.tpot_s = (last - sent - turn.ttft_s) / (turn.output_tokens - 1)
+        turn.tpot_s = times.tpot_s(turn.output_tokens)
 
     def _body(self) -> dict[str, object]:
         body: dict[str, object] = {

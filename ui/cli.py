@@ -1,6 +1,6 @@
 """The command `phaseplane`: reads options, calls the module that works, and turns every failure into a sentence.
 
-No decision is taken here. Only `up`, `pull` and `keys` start other programs.
+No decision is taken here. Only `up`, `pull`, `keys`, `kvpool` and what is below `bench` start other programs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 
 from transfer.errors import PhaseplaneError
-from ui import bench_command, fleet_commands, up_command
+from ui import bench_command, fleet_commands, kvpool_command, up_command
 from ui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError
-from ui.options import Config
+from ui.options import Command, Config
 
 START = """\
 phaseplane up        start a fleet on this machine: real weights, one prefill and one decode instance
@@ -39,6 +39,7 @@ app = typer.Typer(
 up_command.register(app)
 fleet_commands.register(app)
 bench_command.register(app)
+kvpool_command.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -53,7 +54,7 @@ def start(
         print(START)
 
 
-@app.command()
+@app.command(cls=Command)
 def pull(
     name: Annotated[str, typer.Argument(help="For example smollm2-135m.")] = "smollm2-135m",
     cache: Annotated[Path | None, typer.Option("--cache", help="Cache directory.")] = None,
@@ -67,7 +68,7 @@ def pull(
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-@app.command()
+@app.command(cls=Command)
 def keys(
     directory: Annotated[Path, typer.Argument(help="Where to write them.")],
     config: Config = None,

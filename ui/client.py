@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -16,6 +17,10 @@ from ui.errors import ApiError, CliError, Unreachable
 from ui.sse import Event, read_events
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+FLEET_PATH = "/v1/fleet"
+OWN_PATHS = (FLEET_PATH, "/v1/plans")
+"""Every Phaseplane control plane has these."""
 
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
@@ -70,7 +75,7 @@ class FleetClient:
             await self._session.close()
 
     async def fleet(self) -> FleetState:
-        return _decode(await self._call("GET", "/v1/fleet"), FleetState, self.url)
+        return _decode(await self._call("GET", FLEET_PATH), FleetState, self.url)
 
     async def models(self) -> list[ModelCard]:
         return _decode(await self._call("GET", "/v1/models"), _ModelList, self.url).data
@@ -124,12 +129,12 @@ class FleetClient:
         session = self._open()
         try:
             async with session.request(
-                method, self.url + path, data=data, headers=headers, timeout=timeout
+                method, self.url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 answer = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise unreachable(self.url, error) from None
-        if response.status >= 400:
+        if response.status >= 300:
             raise ApiError(error_sentence(response.status, answer, self.url, path), response.status)
         return answer
 
@@ -148,6 +153,15 @@ def unreachable(url: str, error: Exception) -> Unreachable:
     """What to say when a fleet cannot be reached."""
     if isinstance(error, TimeoutError):
         return Unreachable(f"the fleet at {url} did not answer in time; run `phaseplane doctor --url {url}`")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Unreachable(f"{url} does not speak TLS, or not with a certificate trusted here; try --url with http://")
+    if isinstance(error, aiohttp.InvalidURL):
+        return Unreachable(f"{url!r} is not the address of a fleet; give --url like {DEFAULT_URL}")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Unreachable(f"what answers at {url} does not speak HTTP, so it is no fleet; check --url")
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        host = urlsplit(url).hostname
+        return Unreachable(f"no machine is known by the name {host}; check --url {url}, or the name service here")
     if isinstance(error, aiohttp.ClientConnectorError):
         return Unreachable(
             f"no fleet answers at {url} ({_reason(error)}); start one with `phaseplane up`, or name another with --url"
@@ -158,14 +172,19 @@ def unreachable(url: str, error: Exception) -> Unreachable:
 
 def error_sentence(status: int, answer: bytes, url: str, path: str) -> str:
     """The server's own sentence and what to do next."""
-    said = error_message(answer) or f"HTTP {status} without a reason"
+    said = error_message(answer)
+    if said is None or (status == 404 and path in OWN_PATHS):
+        return (
+            f"{url} answered {path} with HTTP {status}, as no Phaseplane control plane of this version does; "
+            "it is another server, or one that stands between: check --url"
+        )
     said = said.rstrip(".")
     if status == 401:
         return f"{said}; set PHASEPLANE_API_KEY to a key of this fleet"
-    if status == 404 and error_message(answer) is None:
-        return f"{url} has no {path}: it is not a Phaseplane control plane of this version; check --url"
     if "`phaseplane " in said:
         return said
+    if path == FLEET_PATH:
+        return f"{said}; run `phaseplane doctor --url {url}`"
     if status == 409:
         return f"{said}; run `phaseplane status --url {url}` and then plan again"
     return f"{said}; run `phaseplane status --url {url}` to see the fleet"
@@ -194,4 +213,4 @@ def _decode(answer: bytes, kind: type[T], url: str) -> T:
 
 def _reason(error: aiohttp.ClientConnectorError) -> str:
     cause = error.os_error
-    return os.strerror(cause.errno).lower() if cause.errno else str(cause)
+    return os.strerror(cause.errno).lower() if cause.errno and cause.errno > 0 else str(cause)

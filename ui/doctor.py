@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -19,6 +20,7 @@ from transfer.models import home_dir, model_dir
 from ui.client import FleetClient
 from ui.errors import ApiError, CliError
 from ui.machine import available_memory, port_is_free
+from ui.preflight import control_fault
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -47,13 +49,14 @@ class Finding:
     mend: str = ""
 
 
-async def examine(url: str, api_key: str | None, model: str, state: Path) -> list[Finding]:
+async def examine(url: str, api_key: str | None, model: str, state: Path, config: Path | None) -> list[Finding]:
     """Every check, in the order in which they matter. Never raises for what it finds."""
     findings = [
         check_python(sys.version_info[:3]),
         check_modules("packages", MODULES, "pip install phaseplane", "fail"),
         check_modules("native engine", NATIVE_MODULES, "pip install 'phaseplane[native]'", "warn"),
         check_torch(),
+        await asyncio.to_thread(check_configuration, config),
         check_cores(os.cpu_count() or 1),
         check_memory(available_memory()),
         check_shm(Path("/dev/shm")),
@@ -89,6 +92,15 @@ def check_torch() -> Finding:
     if has_gpu and version.endswith("+cpu"):
         return Finding("warn", "torch", f"{version} ignores this machine's GPU", "pip install torch with CUDA")
     return Finding("ok", "torch", f"{version}{', a GPU is there' if has_gpu else ', no GPU: it runs on the CPU'}")
+
+
+def check_configuration(file: Path | None) -> Finding:
+    """What the control plane itself says of its settings: those of `file`, if any, and of the variables."""
+    argv = [sys.executable, "-m", "controlplane.main", *([] if file is None else ["--config", str(file)])]
+    fault = control_fault(argv)
+    if fault is not None:
+        return Finding("fail", "configuration", fault, f"mend {file or 'the variable'}, see docs/configuration.md")
+    return Finding("ok", "configuration", "defaults and variables" if file is None else str(file))
 
 
 def check_cores(count: int) -> Finding:

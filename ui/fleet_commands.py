@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from transfer.api import Plan
@@ -18,10 +20,12 @@ from ui.client import DEFAULT_URL, FleetClient
 from ui.doctor import examine
 from ui.errors import EXIT_INTERRUPTED, CliError
 from ui.machine import state_dir
-from ui.options import ApiKey, Config, Json, Url
+from ui.options import ApiKey, Command, Config, Json, Url
 from ui.plan_view import run_plan
 from ui.rebalance import OnPlan
 from ui.render import make_console, print_json, show_fleet, show_request
+
+T = TypeVar("T")
 
 PlanTimeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Longest wait for the plan to end, seconds.")]
 
@@ -31,58 +35,33 @@ Measure = Annotated[bool, typer.Option("--measure/--no-measure", help="Wait for 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for command in (status, rebalance, undo, chat, why, doctor):
-        app.command()(command)
+        app.command(cls=Command)(command)
 
 
 def status(url: Url = DEFAULT_URL, json: Json = False, api_key: ApiKey = None, config: Config = None) -> None:
     """Show the fleet: instances, goodput, attainment."""
-
-    async def work() -> None:
-        async with FleetClient(url, api_key) as client:
-            fleet = await client.fleet()
-        if json:
-            print_json(fleet)
-        else:
-            show_fleet(make_console(), fleet)
-
-    asyncio.run(work())
+    _show(FleetClient.fleet, show_fleet, url, api_key, json)
 
 
 def rebalance(
     xpyd: Annotated[str, typer.Argument(metavar="XPYD", help="The split wanted, for example 1P2D.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
-    timeout: PlanTimeout = 600.0,
-    measure: Measure = True,
-    api_key: ApiKey = None,
-    config: Config = None,
-) -> None:
+    timeout: PlanTimeout = 600.0, measure: Measure = True, json: Json = False,
+    url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
+) -> None:  # fmt: skip
     """Change the split of prefill and decode instances without dropping a request."""
-
-    async def work(show: OnPlan) -> Plan:
-        async with FleetClient(url, api_key) as client:
-            return await plans.rebalance(client, xpyd, dry_run, plans.Follow(timeout, measure), show)
-
-    run_plan(work, json, url)
+    follow = plans.Follow(timeout, measure)
+    _carry_out(lambda client, show: plans.rebalance(client, xpyd, dry_run, follow, show), url, api_key, json)
 
 
 def undo(
     plan_id: Annotated[str, typer.Argument(metavar="PLAN", help="The plan to take back, as rebalance named it.")],
-    url: Url = DEFAULT_URL,
-    json: Json = False,
-    timeout: PlanTimeout = 600.0,
-    measure: Measure = True,
-    api_key: ApiKey = None,
-    config: Config = None,
-) -> None:
+    timeout: PlanTimeout = 600.0, measure: Measure = True, json: Json = False,
+    url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
+) -> None:  # fmt: skip
     """Apply the inverse of a plan."""
-
-    async def work(show: OnPlan) -> Plan:
-        async with FleetClient(url, api_key) as client:
-            return await plans.undo(client, plan_id, plans.Follow(timeout, measure), show)
-
-    run_plan(work, json, url)
+    follow = plans.Follow(timeout, measure)
+    _carry_out(lambda client, show: plans.undo(client, plan_id, follow, show), url, api_key, json)
 
 
 def chat(
@@ -125,16 +104,7 @@ def why(
     config: Config = None,
 ) -> None:
     """Explain one finished request: where it ran, where its time went, what else was considered."""
-
-    async def work() -> None:
-        async with FleetClient(url, api_key) as client:
-            record = await client.request_record(request_id)
-        if json:
-            print_json(record)
-        else:
-            show_request(make_console(), record)
-
-    asyncio.run(work())
+    _show(lambda client: client.request_record(request_id), show_request, url, api_key, json)
 
 
 def doctor(
@@ -145,8 +115,8 @@ def doctor(
     api_key: ApiKey = None,
     config: Config = None,
 ) -> None:
-    """Find what is missing on this machine, each with the command that mends it."""
-    findings = asyncio.run(examine(url, api_key, model, state or state_dir()))
+    """Find what is missing on this machine or wrong in a configuration, each with the command that mends it."""
+    findings = asyncio.run(examine(url, api_key, model, state or state_dir(), config))
     if json:
         print_json([{"level": f.level, "name": f.name, "text": f.text, "mend": f.mend} for f in findings])
     else:
@@ -157,6 +127,35 @@ def doctor(
         make_console().print(table)
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+def _show(
+    ask: Callable[[FleetClient], Awaitable[T]], draw: Callable[[Console, T], None], url: str, api_key: str | None,
+    json: bool,
+) -> None:  # fmt: skip
+    """Ask the fleet at `url` one thing and print it, drawn or as JSON."""
+
+    async def work() -> T:
+        async with FleetClient(url, api_key) as client:
+            return await ask(client)
+
+    found = asyncio.run(work())
+    if json:
+        print_json(found)
+    else:
+        draw(make_console(), found)
+
+
+def _carry_out(
+    act: Callable[[FleetClient, OnPlan], Awaitable[Plan]], url: str, api_key: str | None, json: bool
+) -> None:
+    """Have the fleet at `url` carry out a plan, and show how it goes."""
+
+    async def work(show: OnPlan) -> Plan:
+        async with FleetClient(url, api_key) as client:
+            return await act(client, show)
+
+    run_plan(work, json, url)
 
 
 async def _converse(talk: Conversation) -> None:

@@ -39,6 +39,8 @@ class FleetPlan:
     dtype: str | None = None
     speed: float | None = None
     kv_gib: float | None = None
+    ssd_dir: Path | None = None
+    ssd_gib: float | None = None
     per_process: int = EMULATED_PER_PROCESS
 
 
@@ -131,4 +133,8 @@ def node_argv(
         argv += ["--speed", str(plan.speed)]
     if plan.kv_gib is not None:
         argv += ["--kv-gib", str(plan.kv_gib)]
+    if plan.ssd_dir is not None or plan.ssd_gib is not None:
+        argv += ["--ssd-dir", str(plan.ssd_dir or plan.state / "ssd")]
+    if plan.ssd_gib is not None:
+        argv += ["--ssd-gib", str(plan.ssd_gib)]
     return argv

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,11 +58,7 @@ class Child:
     @property
     def last_word(self) -> str:
         """Its last sentence to a person, else the last line it wrote."""
-        for line in reversed(self.last_lines):
-            for mark in SENTENCE_MARKS:
-                if line.startswith(mark):
-                    return line.removeprefix(mark)
-        return self.last_lines[-1] if self.last_lines else "it said nothing"
+        return last_word(self.last_lines)
 
 
 class RotatingLog:
@@ -150,7 +146,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={name: text for name, text in os.environ.items() if name not in OWN_VARIABLES},
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C in the terminal reaches us alone: we stop them in order
             preexec_fn=_die_with_parent,
         )
@@ -213,6 +209,20 @@ def _die_with_parent() -> None:
     """In the child: be told to stop when we are killed and can stop nobody (Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def child_environment() -> dict[str, str]:
+    """The variables that programs we start are given."""
+    return {name: text for name, text in os.environ.items() if name not in OWN_VARIABLES}
+
+
+def last_word(lines: Sequence[str]) -> str:
+    """The last sentence to a person among a program's lines, else the last line."""
+    for line in reversed(lines):
+        for mark in SENTENCE_MARKS:
+            if line.startswith(mark):
+                return line.removeprefix(mark)
+    return lines[-1] if lines else "it said nothing"
 
 
 def exit_text(code: int) -> str:

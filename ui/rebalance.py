@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from transfer.api import ApplyRequest, Plan, PlanRequest, PlanStep, Prediction
-from transfer.terms import Struct
+from transfer.terms import Role, Struct
 from ui.client import FleetClient
-from ui.errors import CliError, Unreachable
+from ui.errors import ApiError, CliError, Unreachable
 
 POLL_S = 0.2
 LOST_AFTER_S = 30.0
@@ -20,6 +20,10 @@ LOST_AFTER_S = 30.0
 MEASURE_S = 30.0
 """Longest wait for the effect of a plan to be measured."""
 RUNNING = ("planned", "applying")
+BAD_REQUEST = 400
+MAX_SHAPES = 6
+
+ENGINE_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 OnPlan = Callable[[Plan], None]
 
@@ -55,12 +59,37 @@ class Follow:
 
 async def rebalance(client: FleetClient, xpyd: str, dry_run: bool, follow: Follow, on_plan: OnPlan) -> Plan:
     """Plan and, unless dry_run, apply; returns the finished plan. Raises CliError when it is refused or late."""
-    plan = await client.plan(PlanRequest(xpyd=xpyd))
+    try:
+        plan = await client.plan(PlanRequest(xpyd=xpyd))
+    except ApiError as error:
+        if error.status != BAD_REQUEST:
+            raise
+        raise await _with_shapes(client, error) from None
     on_plan(plan)
     if dry_run or not plan.steps:
         return plan
     request = ApplyRequest(base_version=plan.base_version, idempotency_key=uuid.uuid4().hex)
     return await _follow(client, plan.plan_id, client.apply(plan.plan_id, request), follow, on_plan)
+
+
+async def _with_shapes(client: FleetClient, refused: ApiError) -> CliError:
+    """The refusal, and what this fleet could be instead."""
+    said = str(refused).partition("; run `phaseplane status")[0]
+    fleet = await client.fleet()
+    count = sum(view.role in ENGINE_ROLES for view in fleet.instances if view.state != "lost")
+    return CliError(
+        f"{said}. This fleet is {fleet.xpyd}, {count} instances that can change role: it can be {shapes(count)}; "
+        "`phaseplane up --prefill 2 --decode 1` starts one of three"
+    )
+
+
+def shapes(count: int) -> str:
+    """What `count` instances can be, in words: every instance in one role, and the fleet able to serve."""
+    if count <= 1:
+        return "1M" if count else "nothing until an instance joins"
+    splits = [f"{prefill}P{count - prefill}D" for prefill in range(1, count)]
+    named = ", ".join(splits) if len(splits) <= MAX_SHAPES else f"{splits[0]}, {splits[1]} and so on to {splits[-1]}"
+    return f"{named}, {count}M, or with some of them mixed" if count > 2 else f"{named} or {count}M"
 
 
 async def undo(client: FleetClient, plan_id: str, follow: Follow, on_plan: OnPlan) -> Plan:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from transfer.api import FleetState, Plan, Prediction, Quantiles, RequestRecord
+from transfer.api import CandidateView, FleetState, KvView, Plan, Prediction, Quantiles, RequestRecord
 from ui.measure import BenchReport
 
 _PIPED_WIDTH = 160
@@ -33,21 +34,29 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     console.print(f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight, up {_span(fleet.uptime_s)}")
     goodput = fleet.goodput
     console.print(
-        f"goodput {goodput.per_s:.2f}/s over {goodput.window_s:.0f} s ({goodput.per_gpu:.3f}/s per GPU), "
-        f"attainment {_share(fleet.attainment)}, orphaned KV blocks {fleet.orphaned_kv_blocks}"
+        f"last {goodput.window_s:.0f} s: goodput {goodput.per_s:.2f}/s ({goodput.per_gpu:.3f}/s per GPU); "
+        f"since start: attainment {_share(fleet.attainment)}; now: orphaned KV blocks {fleet.orphaned_kv_blocks}"
     )
     if fleet.verdict:
         console.print(fleet.verdict)
     table = _table("instance", "role", "state", "hardware", "engine", "model")
-    for name in ("running", "waiting", "KV use", "cached", "step"):
+    tiered = any(view.ssd_capacity_blocks for view in fleet.instances)
+    for name in ("running", "waiting", "KV use", "cached", "step", *(["on SSD"] if tiered else [])):
         table.add_column(name, justify="right")
     for view in fleet.instances:
         table.add_row(
             view.id, view.role, view.state, view.hardware, view.engine, view.model, str(view.num_running),
             str(view.num_waiting), f"{view.kv_use:.0%}", str(view.cached_blocks), _seconds(view.step_s or None),
+            *([str(view.ssd_blocks) if view.ssd_capacity_blocks else "-"] if tiered else []),
         )  # fmt: skip
     console.print(table)
+    if fleet.kv.looked_up_tokens:
+        console.print(_prefix_hits(fleet.kv))
     if fleet.classes:
+        console.print(
+            f"good, total and attainment count since the control plane started; p50 and p99 are of requests that "
+            f"ended in the last {goodput.window_s:.0f} s"
+        )
         table = _table("class", "objectives")
         for name in ("good", "total", "attainment", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
             table.add_column(name, justify="right")
@@ -59,7 +68,19 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
             )  # fmt: skip
         console.print(table)
     if fleet.bottleneck:
-        console.print(f"bottleneck among requests that missed: {fleet.bottleneck}")
+        console.print(f"bottleneck among requests that missed in the last {goodput.window_s:.0f} s: {fleet.bottleneck}")
+
+
+def _prefix_hits(kv: KvView) -> str:
+    fetched = kv.pool_dram_tokens + kv.pool_ssd_tokens
+    shares = [
+        f"{name} {tokens / kv.looked_up_tokens:.0%}"
+        for name, tokens in (
+            ("device", kv.device_tokens), ("pool memory", kv.pool_dram_tokens), ("pool SSD", kv.pool_ssd_tokens),
+        )
+    ]  # fmt: skip
+    useful = f"; fetching beat computing for {kv.useful_tokens / fetched:.0%} of what was fetched" if fetched else ""
+    return f"prompt tokens found in KV since start: {', '.join(shares)}{useful}"
 
 
 def show_plan(console: Console, plan: Plan) -> None:
@@ -132,21 +153,60 @@ def show_request(console: Console, record: RequestRecord) -> None:
         places.append(f"KV from {record.kv_source}")
     moved = f"; resumed {record.num_resumes} times, migrated {record.num_migrations} times"
     console.print((", ".join(places) or "placed nowhere") + moved)
-    if record.stages_s:
-        total = sum(record.stages_s.values()) or 1.0
-        table = _table("stage", "seconds", "share")
-        for name, seconds in record.stages_s.items():
-            table.add_row(name, _seconds(seconds), f"{seconds / total:.0%}")
-        console.print(table)
+    if record.stages_s and record.ttft_s is not None:
+        show_stages(console, record.stages_s, record.ttft_s)
     if record.why:
-        table = _table("", "prefill", "decode", "TTFT", "TPOT", "queue", "compute", "transfer", "from KV", "reason")
-        for row in record.why:
-            table.add_row(
-                "chosen" if row.chosen else "", row.prefill or "-", row.decode, _seconds(row.ttft_s),
-                _seconds(row.tpot_s), _seconds(row.queue_s), _seconds(row.prefill_s), _seconds(row.transfer_s),
-                str(row.cached_tokens), row.reason,
-            )  # fmt: skip
-        console.print(table)
+        show_candidates(console, record.why)
+
+
+STAGE_TEXTS = {
+    "queue": "waiting for compute, before and after it was placed",
+    "decode_admission": "waiting for KV room on a decode instance",
+    "prefill": "computing the prompt",
+    "transfer": "KV on its way after that",
+    "decode": "from KV received to the first token delivered",
+}
+"""The stages of docs/metrics.md, in their order."""
+
+
+def show_stages(console: Console, stages_s: Mapping[str, float], ttft_s: float) -> None:
+    """Where the time to first token went: every stage, and their sum, which is TTFT."""
+    console.print("measured, where the time to first token went:")
+    table = _table("stage", "seconds", "share", "what it is")
+    for name in (*STAGE_TEXTS, *(name for name in stages_s if name not in STAGE_TEXTS)):
+        spent = stages_s.get(name, 0.0)
+        share = f"{spent / ttft_s:.0%}" if ttft_s > 0 else "-"
+        table.add_row(name, _seconds(spent), share, STAGE_TEXTS.get(name, ""))
+    table.add_row("TTFT", _seconds(ttft_s), "100%", "the sum of these stages")
+    console.print(table)
+
+
+def show_candidates(console: Console, candidates: Sequence[CandidateView]) -> None:
+    """The placements that were weighed, with their predictions; queue, prompt and the rest add up to TTFT."""
+    console.print(
+        "predicted, from the moment it was last placed; the wait before that is not in these columns (it is in the "
+        "measured queue above), but a reason that names an objective counts it:"
+    )
+    table = _table("", "prefill", "decode", "TTFT =", "queue +", "prompt +", "rest", "TPOT", "from KV", "how", "reason")
+    for row in candidates:
+        rest_s = max(0.0, row.ttft_s - row.queue_s - row.prefill_s)
+        table.add_row(
+            "chosen" if row.chosen else "", row.prefill or "(by decode)", row.decode, _seconds(row.ttft_s),
+            _seconds(row.queue_s), _seconds(row.prefill_s), _seconds(rest_s), _seconds(row.tpot_s),
+            str(row.cached_tokens), _how(row), row.reason,
+        )  # fmt: skip
+    console.print(table)
+    console.print("rest: KV that is still on its way after the prompt's is made, and the first decode step")
+    if any(row.prefill is None for row in candidates):
+        console.print("(by decode): the decode instance computes the prompt itself, so no KV moves")
+
+
+def _how(row: CandidateView) -> str:
+    """Where the prompt's KV comes from."""
+    if row.kv_way == "compute" or row.kv_source is None:
+        return "compute"
+    how = f"fetch {row.fetched_blocks} blocks from {row.kv_source} in {_seconds(row.fetch_s)}"
+    return how if row.kv_way == "fetch" else f"{how} while computing the rest"
 
 
 def _table(*columns: str) -> Table:

@@ -15,10 +15,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from ui.errors import CliError
+
+T = TypeVar("T")
 
 MOONCAKE_BLOCK_TOKENS = 512
 GENERATED_PREFIX = "generated:"
@@ -158,15 +161,21 @@ def _read_csv(file: Iterable[str], path: Path) -> Iterator[Call]:
         yield Call(at_s, max(1, prompt), max(1, output))
 
 
-def _read_lines(file: Iterable[str], path: Path) -> Iterator[Call]:
-    decoder = msgspec.json.Decoder(_Line)
-    for number, text in enumerate(file, start=1):
+def decode_lines(texts: Iterable[str], path: Path, kind: type[T], what: str) -> Iterator[tuple[int, T]]:
+    """The lines of a JSONL file that are not blank, numbered. Raises CliError for one that is no `what`."""
+    decoder = msgspec.json.Decoder(kind)
+    for number, text in enumerate(texts, start=1):
         if not text.strip():
             continue
         try:
             line = decoder.decode(text)
         except msgspec.DecodeError as error:
-            raise CliError(f"line {number} of {path} is not a request of a trace ({error}); drop it") from None
+            raise CliError(f"line {number} of {path} is not {what} ({error}); mend or drop it") from None
+        yield number, line
+
+
+def _read_lines(file: Iterable[str], path: Path) -> Iterator[Call]:
+    for number, line in decode_lines(file, path, _Line, "a request of a trace"):
         if line.at_s is not None and line.prompt_tokens is not None and line.output_tokens is not None:
             yield Call(
                 line.at_s, max(1, line.prompt_tokens), max(1, line.output_tokens),

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.status import Status
 
+from transfer.api import InstanceView
 from transfer.terms import Role
 from ui.client import FleetClient
 from ui.errors import ApiError, CliError
@@ -39,6 +40,8 @@ class Fleet:
     api_key: str | None = None
     members: list[Member] = field(default_factory=list)
     _groups: dict[str, list[Member]] = field(default_factory=dict)
+    _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By program: watches for one that was started again until it serves."""
     _num_interrupts: int = 0
 
     @property
@@ -54,7 +57,7 @@ class Fleet:
     async def run(self) -> None:
         """Start, serve until Ctrl-C or SIGTERM, stop. Raises CliError when it cannot start or cannot go on."""
         loop = asyncio.get_running_loop()
-        supervisor = Supervisor(say, self._recall_roles)
+        supervisor = Supervisor(say, self._before_restart)
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, stop, supervisor)
@@ -71,6 +74,9 @@ class Fleet:
         finally:
             stopping.cancel()
             self._remove_ready_file()
+            for task in self._returning.values():
+                task.cancel()
+            await asyncio.gather(*self._returning.values(), return_exceptions=True)
             say("stopping")
             await supervisor.stop()
             say("stopped")
@@ -118,7 +124,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError), Status(_progress(0, len(wanted)), console=console) as status:
             async with asyncio.timeout(self.wait_s), FleetClient(self.url, self.api_key, ASK_S) as client:
                 while True:
-                    missing = sorted(wanted - await _serving(client))
+                    missing = sorted(wanted - {view.id for view in await _serving(client)})
                     status.update(_progress(len(wanted) - len(missing), len(wanted)))
                     if not missing and await client.is_ready():
                         return
@@ -128,17 +134,36 @@ class Fleet:
             f"see the logs in {self.logs}, or allow more time with `phaseplane up --wait {self.wait_s * 2:g}`"
         )
 
-    async def _recall_roles(self, child: Child) -> None:
+    async def _before_restart(self, child: Child) -> None:
         """A node that starts again takes the roles the fleet gave it last, not those it began with."""
         group = self._groups.get(child.name)
-        if group is None:
-            return
-        with contextlib.suppress(CliError):
-            async with FleetClient(self.url, self.api_key, ASK_S) as client:
-                fleet = await client.fleet()
-            roles = {view.id: view.role for view in fleet.instances if view.role in set(Role)}
-            threads = threads_each(self.plan, len(os.sched_getaffinity(0)))
-            child.argv = node_argv(self.plan, group, threads, os.getpid(), roles)
+        lives: dict[str, int] = {}
+        if group is not None:
+            with contextlib.suppress(CliError):
+                async with FleetClient(self.url, self.api_key, ASK_S) as client:
+                    fleet = await client.fleet()
+                lives = {view.id: view.epoch for view in fleet.instances}
+                roles = {view.id: view.role for view in fleet.instances if view.role in set(Role)}
+                threads = threads_each(self.plan, len(os.sched_getaffinity(0)))
+                child.argv = node_argv(self.plan, group, threads, os.getpid(), roles)
+        if (earlier := self._returning.get(child.name)) is not None:
+            earlier.cancel()
+        self._returning[child.name] = asyncio.create_task(self._say_back(child.name, group or self.members, lives))
+
+    async def _say_back(self, name: str, group: list[Member], lives: dict[str, int]) -> None:
+        """Say so when all of `group` serve again, none of them in a life (epoch) that it had in `lives`."""
+        wanted = {member.instance_id for member in group}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.wait_s), FleetClient(self.url, self.api_key, ASK_S) as client:
+                while True:
+                    found = {view.id: view for view in await _serving(client) if view.id in wanted}
+                    if len(found) == len(wanted) and all(lives.get(id) != view.epoch for id, view in found.items()):
+                        roles = sorted({view.role for view in found.values()})
+                        what = f"serving {' and '.join(roles)}" if name != CONTROL else "and all instances with it"
+                        say(f"{name} is back, {what}")
+                        return
+                    await asyncio.sleep(POLL_S)
+        say(f"{name} has not come back within {self.wait_s:g} s; see the logs in {self.logs}")
 
     def _tell(self) -> None:
         """Where everything is, on standard output."""
@@ -152,9 +177,11 @@ class Fleet:
                 "stream": True,
             }
         )
+        key = "" if self.api_key is None else ' -H "Authorization: Bearer $PHASEPLANE_API_KEY"'
+        asks = "" if self.api_key is None else "; set PHASEPLANE_API_KEY to a secret of server.api_keys"
         print(
-            f"serving {Path(plan.model).name} on {split(self.members)} at {url}\n"
-            f"  ask     curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
+            f"serving {Path(plan.model).name} on {split(self.members)} at {url}{asks}\n"
+            f"  ask     curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n"
             f"  chat    phaseplane chat{at}\n"
             f"  status  phaseplane status{at}\n"
             f"  logs    {self.logs}\n"
@@ -216,17 +243,17 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def _serving(client: FleetClient) -> set[str]:
-    """Ids of the instances that serve; none while the control plane is not there yet."""
+async def _serving(client: FleetClient) -> list[InstanceView]:
+    """The instances that serve; none while the control plane is not there yet."""
     try:
         fleet = await client.fleet()
     except ApiError as error:
         if error.status == 401:
             raise
-        return set()
+        return []
     except CliError:
-        return set()
-    return {view.id for view in fleet.instances if view.state == SERVING}
+        return []
+    return [view for view in fleet.instances if view.state == SERVING]
 
 
 def _progress(num_serving: int, num_wanted: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,9 +14,11 @@ from transfer.errors import InvalidValue
 from transfer.models import CONFIG_FILE, model_dir, read_json
 from ui import up_options as options
 from ui.errors import CliError, UsageFault
-from ui.launch import DEFAULT_MODEL, EMULATED_PER_PROCESS, FleetPlan, members, parse_hardware
+from ui.launch import DEFAULT_MODEL, EMULATED_PER_PROCESS, FleetPlan, control_argv, members, parse_hardware
 from ui.machine import available_memory, free_port, port_is_free, state_dir
-from ui.options import ApiKey, Config
+from ui.options import Command, Config
+from ui.preflight import control_fault
+from ui.settings import server_key
 from ui.up import Fleet, own_state
 
 RUNTIME_BYTES = 450e6
@@ -26,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command()(up)
+    app.command(cls=Command)(up)
 
 
 def up(
@@ -42,16 +45,17 @@ def up(
     dtype: options.Dtype = None,
     speed: options.Speed = None,
     kv_gib: options.KvGib = None,
+    ssd_dir: options.SsdDir = None,
+    ssd_gib: options.SsdGib = None,
     per_process: options.PerProcess = EMULATED_PER_PROCESS,
     state: options.State = None,
     ready_file: options.ReadyFile = None,
     wait: options.Wait = 180.0,
     no_console: options.NoConsole = False,
-    api_key: ApiKey = None,
     config: Config = None,
 ) -> None:
     """Start a fleet on this machine and keep it up until Ctrl-C."""
-    for flag, value in (("--speed", speed), ("--kv-gib", kv_gib)):
+    for flag, value in (("--speed", speed), ("--kv-gib", kv_gib), ("--ssd-gib", ssd_gib)):
         if value is not None and not value > 0:
             raise UsageFault(f"{flag} must be above 0, got {value:g}; leave it out for the default")
     chosen = _choose_port(host, port)
@@ -60,15 +64,19 @@ def up(
         prefill=prefill, decode=decode, mixed=mixed, pool=pool, engine=engine, model=model or DEFAULT_MODEL[engine],
         hardware=parse_hardware(hardware, engine), host=host, port=chosen, wire_port=free_port(LOOPBACK),
         state=place.expanduser().absolute(), config=config, dtype=dtype, speed=speed, kv_gib=kv_gib,
-        per_process=per_process,
+        ssd_dir=ssd_dir and ssd_dir.expanduser().absolute(), ssd_gib=ssd_gib, per_process=per_process,
     )  # fmt: skip
     members(plan)
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)  # of an `up` that was killed and could not remove it
+    if (fault := control_fault(control_argv(plan))) is not None:
+        raise UsageFault(f"{fault.rstrip('.')}; nothing was started: mend {config or 'it'} and run it again")
     if engine == "native":
         _have_model(plan.model)
         plan = replace(plan, dtype=plan.dtype or _stored_dtype(plan.model))
         _check_memory(plan)
     with own_state(plan.state):
-        asyncio.run(Fleet(plan, wait, ready_file, api_key).run())
+        asyncio.run(Fleet(plan, wait, ready_file, server_key(config, os.environ)).run())
 
 
 def _choose_port(host: str, port: int) -> int:

@@ -30,8 +30,14 @@ Port = Annotated[int, _option("--port", "0 takes a free one.", min=0, max=65535)
 Dtype = Annotated[str | None, _option("--dtype", "float32, bfloat16 (native); by default as the weights are kept.")]
 Speed = Annotated[float | None, _option("--speed", "Emulated time runs so many times faster.")]
 KvGib = Annotated[float | None, _option("--kv-gib", "GiB of KV memory of each instance.")]
+SsdDir = Annotated[
+    Path | None, _option("--ssd-dir", "Where KV pools keep blocks beyond memory; by default in --state.")
+]
+SsdGib = Annotated[float | None, _option("--ssd-gib", "GiB each KV pool may use there; by default none.")]
 PerProcess = Annotated[int, _option("--per-process", "Emulated instances that share one process.", min=1, max=256)]
 State = Annotated[Path | None, _option("--state", "Where logs, history and audit go.")]
-ReadyFile = Annotated[Path | None, _option("--ready-file", "Written when requests can be served, removed at the end.")]
+ReadyFile = Annotated[
+    Path | None, _option("--ready-file", "Written when requests can be served, removed at start and end.")
+]
 Wait = Annotated[float, _option("--wait", "Longest wait until all serve, seconds.", min=1.0)]
 NoConsole = Annotated[bool, _option("--no-console", "Start no console beside the fleet.")]

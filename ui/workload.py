@@ -12,7 +12,7 @@ import msgspec
 
 from transfer.terms import Slo
 from ui.errors import CliError, UsageFault
-from ui.traces import Call, cut_trace, load_trace, poisson_times
+from ui.traces import Call, cut_trace, decode_lines, load_trace, poisson_times
 
 SAMPLE_TEXT = (
     "The harbour wakes before the town does. Gulls argue over crates of herring while an old clerk counts barrels "
@@ -208,15 +208,8 @@ def read_prompts(path: Path) -> list[PromptLine]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CliError(f"cannot read the prompts {path} ({reason}); give a file with --prompts-file FILE") from None
-    decoder = msgspec.json.Decoder(PromptLine)
     lines: list[PromptLine] = []
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = decoder.decode(text)
-        except msgspec.DecodeError as error:
-            raise CliError(f"line {number} of {path} is not a prompt ({error}); mend or drop it") from None
+    for number, line in decode_lines(texts, path, PromptLine, "a prompt"):
         if (line.prompt is None) == (line.prompt_token_ids is None):
             raise CliError(f"line {number} of {path} must have one of prompt and prompt_token_ids; mend or drop it")
         lines.append(line)

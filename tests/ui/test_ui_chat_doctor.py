@@ -15,8 +15,10 @@ import pytest
 from ui_fakes import Fake, eventually
 
 from ui import doctor
-from ui.chat import Conversation
+from ui.bench import Bench, BenchOptions
+from ui.chat import Conversation, Turn
 from ui.client import FleetClient
+from ui.workload import Load
 
 
 def test_a_question_streams_its_answer_and_its_times(run, fleet: Fake):
@@ -26,10 +28,49 @@ def test_a_question_streams_its_answer_and_its_times(run, fleet: Fake):
     assert ran.out == "abcdef\n"
     assert "TTFT" in ran.err
     assert "TPOT" in ran.err
-    assert "phaseplane why cmpl-1" in ran.err
+    assert f"phaseplane why cmpl-1 --url {fleet.url}" in ran.err
     body = fleet.asked[-1][1]
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert body["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_the_last_token_counts_in_tpot_also_when_it_has_no_text(fleet: Fake, is_chat: bool):
+    """Three tokens, 0.1 s apart, the last of which only ends the answer: (t3 - t1) / 2."""
+    fleet.gap_s, fleet.pieces = 0.1, ("ab", "cd", "")
+
+    async def talk() -> float | None:
+        async with FleetClient(fleet.url) as client:
+            if is_chat:
+                return (await Conversation(client, "tiny").ask("one", lambda _: None)).tpot_s
+            load = Load(rate=100.0, num=1, duration_s=None, prompt_tokens=(4, 4), output_tokens=(3, 3))
+            report = await Bench(client, BenchOptions(load, "tiny")).run()
+            return report.tpot_s.p50
+
+    tpot_s = asyncio.run(talk())
+    assert tpot_s is not None
+    assert 0.09 < tpot_s < 0.2
+
+
+def test_an_answer_that_is_stopped_tells_what_came(fleet: Fake):
+    fleet.gap_s, fleet.pieces = 0.2, ("ab", "cd", "ef", "gh", "ij")
+
+    async def talk() -> Turn:
+        async with FleetClient(fleet.url) as client:
+            arrived: list[str] = []
+
+            def write(text: str) -> None:
+                arrived.append(text)
+                if len(arrived) == 3:
+                    task.cancel()
+
+            task = asyncio.ensure_future(Conversation(client, "tiny").ask("one", write))
+            return await task
+
+    turn = asyncio.run(talk())
+    assert (turn.stopped, turn.text, turn.output_tokens) == (True, "abcdef", 3)
+    assert turn.tpot_s is not None
+    assert "TPOT" in turn.summary()
 
 
 def test_a_question_can_be_piped(run, fleet: Fake, monkeypatch):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import socket
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
+import typer
 from ui_fakes import Fake, a_fleet, a_plan
 
-from transfer.api import Prediction
-from ui import cli
+from controlplane.config import load_config
+from transfer.api import KvView, Prediction
+from transfer.errors import ConfigError
+from ui import cli, options, settings
+from ui.rebalance import shapes
 
 
 def closed_port() -> int:
@@ -60,6 +68,51 @@ def test_no_fleet_names_the_next_command(run, command):
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://no-such-host.invalid:80", "no machine is known by the name no-such-host.invalid"),
+        ("http://127.0.0.1:99999", "is not the address of a fleet"),
+        ("http://[::1", "is not the address of a fleet"),
+        ("ftp://x", "is not the address of a fleet"),
+    ],
+)
+def test_an_address_that_cannot_be_is_told(run, url, said):
+    ran = run("status", "--url", url)
+    assert ran.code == 1
+    assert said in ran.err
+    assert "unknown error" not in ran.err
+
+
+@pytest.mark.parametrize("command", [["status"], ["rebalance", "1P2D"], ["undo", "p"], ["why", "r"], ["chat", "hi"]])
+@pytest.mark.parametrize("status", [302, 404, 501])
+def test_a_web_server_is_no_fleet(run, fleet: Fake, command, status):
+    fleet.web_status = status
+    ran = run(*command, "--url", fleet.url)
+    assert ran.code == 1
+    assert f"with HTTP {status}, as no Phaseplane control plane of this version does" in ran.err
+    assert "check --url" in ran.err
+
+
+def test_what_speaks_no_http_is_no_fleet(run):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def greet() -> None:
+            for _ in range(2):  # an HTTP client tries a dropped GET once more
+                with contextlib.suppress(OSError):
+                    peer = server.accept()[0]
+                    peer.sendall(b"220 mail.example ready\r\n")
+                    peer.close()
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        ran = run("status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert ran.code == 1
+    assert "does not speak HTTP, so it is no fleet" in ran.err
+
+
 def test_another_server_is_told_from_a_fleet(run, fleet: Fake):
     fleet.fleet = {"hello": "world"}  # type: ignore[assignment]
     ran = run("status", "--url", fleet.url)
@@ -104,6 +157,48 @@ def test_api_key_is_sent_and_a_missing_one_explained(run, fleet: Fake, monkeypat
     assert "PHASEPLANE_API_KEY" in ran.err
     monkeypatch.setenv("PHASEPLANE_API_KEY", "secret-key")
     assert run("status", "--url", fleet.url).code == 0
+
+
+def test_status_says_what_counts_since_when(run, fleet: Fake):
+    said = run("status", "--url", fleet.url).out
+    assert "last 60 s: goodput 1.50/s" in said
+    assert "since start: attainment 90.0%" in said
+    assert "p50 and p99 are of requests that ended in the last 60 s" in said
+
+
+def test_stages_and_predictions_add_up_to_ttft(run, fleet: Fake):
+    rows = [line.split() for line in run("why", "cmpl-1", "--url", fleet.url).out.splitlines()]
+    stages = {row[0]: float(row[1]) for row in rows if len(row) > 2 and row[2] == "ms" and row[0] != "chosen"}
+    assert stages.pop("TTFT") == sum(stages.values()) == 200.0
+    assert [*stages] == ["queue", "decode_admission", "prefill", "transfer", "decode"]
+    chosen = next(row for row in rows if row and row[0] == "chosen")
+    assert chosen[1:3] == ["cpu-0", "cpu-1"]
+    assert [float(chosen[i]) for i in (3, 5, 7, 9)] == [200.0, 50.0, 100.0, 50.0]
+
+
+def test_why_says_where_kv_comes_from(run, fleet: Fake):
+    record, chosen = fleet.record, fleet.record.why[0]
+    fetched = msgspec.structs.replace(chosen, kv_way="both", kv_source="pool-0", fetched_blocks=7, fetch_s=0.025)
+    fleet.record = msgspec.structs.replace(record, why=(fetched, *record.why[1:]))
+    said = " ".join(run("why", "cmpl-1", "--url", fleet.url).out.split())
+    assert "fetch 7 blocks from pool-0 in 25.0 ms while computing the rest" in said
+
+
+def test_status_says_which_tier_hits_and_whether_fetching_paid(run, fleet: Fake):
+    kv = KvView(looked_up_tokens=1000, device_tokens=250, pool_dram_tokens=100, pool_ssd_tokens=100, useful_tokens=150)
+    pool = msgspec.structs.replace(fleet.fleet.instances[0], id="pool-0", ssd_blocks=77, ssd_capacity_blocks=100)
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, kv=kv, instances=(*fleet.fleet.instances, pool))
+    said = run("status", "--url", fleet.url).out
+    assert "device 25%, pool memory 10%, pool SSD 10%; fetching beat computing for 75%" in said
+    assert next(line for line in said.splitlines() if line.startswith("pool-0")).split()[-1] == "77"
+
+
+def test_why_says_who_computed_a_prompt_without_a_prefill_instance(run, fleet: Fake):
+    record = fleet.record
+    fleet.record = msgspec.structs.replace(record, why=(msgspec.structs.replace(record.why[0], prefill=None),))
+    said = run("why", "cmpl-1", "--url", fleet.url).out
+    assert "the decode instance computes the prompt itself" in said
+    assert "the wait before that is not in these columns" in said
 
 
 def test_why_explains_and_refuses_the_unknown(run, fleet: Fake):
@@ -152,6 +247,21 @@ def test_dry_run_applies_nothing(run, fleet: Fake):
     assert ran.code == 0
     assert "prefill queue grows" in ran.out
     assert [path for path, _ in fleet.asked] == ["POST /v1/plans"]
+
+
+def test_a_shape_of_another_size_is_told_what_is_possible(run, fleet: Fake):
+    fleet.plan_refusal = "1P2D names 3 instances and the fleet has 2; name each of them once"
+    ran = run("rebalance", "1P2D", "--url", fleet.url)
+    assert ran.code == 1
+    assert fleet.plan_refusal in ran.err
+    assert "This fleet is 1P1D, 2 instances that can change role: it can be 1P1D or 2M" in ran.err
+    assert "`phaseplane up --prefill 2 --decode 1`" in ran.err
+
+
+def test_shapes_name_every_instance():
+    assert shapes(1) == "1M"
+    assert shapes(3).startswith("1P2D, 2P1D, 3M")
+    assert shapes(64).startswith("1P63D, 2P62D and so on to 63P1D, 64M")
 
 
 def test_a_failed_plan_exits_1(run, fleet: Fake):
@@ -210,10 +320,96 @@ def test_unknown_keys_and_variables_name_the_nearest(run, tmp_path, monkeypatch)
 
 def test_a_wrong_value_in_the_file_is_a_sentence(run, tmp_path):
     config = tmp_path / "phaseplane.toml"
-    config.write_text('[bench]\nnum = "many"\n')
-    ran = run("bench", "--config", str(config))
+    for text, said in (
+        ('[bench]\nnum = "many"', "bench.num to 'many'"),
+        ("[bench]\nnum = 2.5", "bench.num to 2.5, and that cannot be: a whole number is wanted"),
+        ("[bench]\nnum = 0", "bench.num to 0"),
+        ("[up]\ndecode = true", "up.decode to true"),
+        ('[up]\nno-console = "yes"', "up.no-console to 'yes', and that cannot be: true or false is wanted"),
+        ("[up]\nstate = 3", "up.state to 3, and that cannot be: text is wanted"),
+        ('[up]\nengine = "vllm"', "up.engine to 'vllm'"),
+        ('[server]\nport = "x"', "server.port to 'x'"),
+        ("[client]\nurl = 1979-05-27", "client.url to"),
+    ):
+        config.write_text(text)
+        ran = run("status", "--config", str(config))
+        assert ran.code == 2
+        assert f"{config} sets {said}" in ran.err
+        assert "--" not in ran.err
+
+
+def test_text_lists_and_numbers_that_fit_are_taken(run, tmp_path):
+    config = tmp_path / "phaseplane.toml"
+    url = f"http://127.0.0.1:{closed_port()}"
+    config.write_text(
+        f'[client]\nurl = "{url}"\n[bench]\nrate = "inf"\noutput-tokens = 3\nslo = "ttft:2,tpot:1"\n'
+        '[up]\nhardware = ["H800", "H20"]\nwait = 5\nno_console = true\n'
+    )
+    assert "no fleet answers" in run("bench", "--config", str(config)).err
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("PHASEPLANE_DECODES", "PHASEPLANE_DECODE"),
+        ("PHASEPLANE_TOKEN_BUDGE", "PHASEPLANE_TOKEN_BUDGET"),
+        ("PHASEPLANE_SERVR_PORT", "PHASEPLANE_SERVER_PORT"),
+        ("PHASEPLANE_BENCH_RAT", "PHASEPLANE_BENCH_RATE"),
+    ],
+)
+def test_a_variable_of_nobody_is_refused_by_every_command(run, monkeypatch, name, nearest):
+    monkeypatch.setenv(name, "2")
+    for command in ("up", "status", "bench"):
+        ran = run(command)
+        assert ran.code == 2
+        assert f"variable {name} is not known; did you mean {nearest}?" in ran.err
+
+
+def test_variables_of_every_program_are_known(run, monkeypatch):
+    for name in ("HOME", "GRACE_S", "KVPOOL_PORT", "WIRE_PORT", "SCHEDULER_LEASE_S", "UP_POOL", "POOL", "STATUS_JSON"):
+        monkeypatch.setenv(f"PHASEPLANE_{name}", "1")
+    assert "no fleet answers" in run("status", "--url", f"http://127.0.0.1:{closed_port()}").err
+
+
+def test_the_names_of_other_programs_are_theirs():
+    from controlplane.config import ALIASES, FOREIGN_SECTIONS
+    from controlplane.config import Config as ControlConfig
+    from nodes.options import AgentOptions
+
+    assert {field.name for field in dataclasses.fields(AgentOptions)} == set(settings.NODE_VARIABLES)
+    assert {*ALIASES, "classes"} == set(settings.CONTROL_VARIABLES)
+    assert {field.name for field in msgspec.structs.fields(ControlConfig)} == set(settings.CONTROL_TABLES)
+    scopes = {one.scope for one in options.described(typer.main.get_command(cli.app))}
+    assert {*scopes, settings.CLIENT_TABLE} == set(FOREIGN_SECTIONS)
+
+
+def test_a_table_of_nobody_is_refused(run, tmp_path):
+    config = tmp_path / "phaseplane.toml"
+    config.write_text("[upp]\ndecode = 2\n")
+    ran = run("status", "--config", str(config))
     assert ran.code == 2
-    assert "'--num'" in ran.err
+    assert f"{config} sets upp, which is not known; did you mean [up]?" in ran.err
+    with pytest.raises(ConfigError, match=r"did you mean up\?"):
+        load_config(config, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[server]\nport = "x"', "{file}: setting server.port is wrong"),
+        ('[classes.chat]\nttft_s = "a"', "{file}: setting classes.chat.ttft_s is wrong"),
+        ("[server.api_keys]\nbob = 3", "{file}: setting server.api_keys.bob is wrong"),
+        ("[scheduler]\nlease_s = 0", "scheduler.lease_s must be above 0"),
+    ],
+)
+def test_the_control_plane_names_file_and_key(tmp_path, text, said):
+    file = tmp_path / "phaseplane.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as told:
+        load_config(file, {}, {})
+    assert said.format(file=file) in str(told.value)
+    with pytest.raises(ConfigError, match=r"variable PHASEPLANE_PORT: setting server.port is wrong"):
+        load_config(None, {"PHASEPLANE_PORT": "x"}, {})
 
 
 def test_pull_passes_on_the_answer_of_the_puller(run):
@@ -227,6 +423,11 @@ def test_every_command_has_help(run):
         ran = run(command, "--help")
         assert ran.code == 0
         assert f"phaseplane {command}" in ran.out
+        assert "env var" not in ran.out
+        assert "is also a variable" in " ".join(ran.out.split())
+    ran = run("status", "--help")
+    assert ran.out.count("http://127.0.0.1:8000") == 1
+    assert "PHASEPLANE_STATUS_JSON" in ran.out
 
 
 def test_interrupt_is_130(run, monkeypatch):

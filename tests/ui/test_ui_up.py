@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from ui_fakes import Fake, a_fleet, eventually
 
 from transfer.api import InstanceView
+from transfer.errors import InvalidValue
+from transfer.models import model_dir
 from ui import launch, processes, up, up_command
 from ui.errors import CliError
 from ui.launch import FleetPlan, control_argv, groups, members, node_argv, parse_hardware, threads_each
@@ -38,6 +41,19 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[up.Fleet]:
+    """The fleets that `up` would have started; none is."""
+    found: list[up.Fleet] = []
+
+    def record(self: up.Fleet):
+        found.append(self)
+        return asyncio.sleep(0)
+
+    monkeypatch.setattr(up.Fleet, "run", record)
+    return found
 
 
 def test_ids_name_hardware_and_not_the_role(tmp_path):
@@ -76,6 +92,11 @@ def test_command_lines_are_what_the_programs_read(tmp_path):
     ]
     assert (options.control, options.engine, options.model) == ("tcp://127.0.0.1:8001", "emulated", "tiny")
     assert (options.parent_pid, options.speed, options.kv_gib) == (77, 2.0, 0.5)
+    assert options.ssd_dir is None
+    pooled = a_fleet_plan(tmp_path, engine="emulated", pool=1, ssd_gib=4.0)
+    argv = node_argv(pooled, members(pooled), 1, 77)
+    options = parse_options(argv[argv.index("nodes.agent") + 1 :], {})
+    assert (options.ssd_dir, options.ssd_gib) == (str(pooled.state / "ssd"), 4.0)
     argv = control_argv(a_fleet_plan(tmp_path, config=tmp_path / "c.toml"))
     assert argv[argv.index("--port") + 1] == "8000"
     assert argv[argv.index("--config") + 1].endswith("c.toml")
@@ -129,14 +150,7 @@ def test_refusals_before_anything_starts(run, tmp_path, monkeypatch):
     assert started == []
 
 
-def test_up_reads_the_control_planes_own_tables(run, tmp_path, monkeypatch):
-    seen: list[up.Fleet] = []
-
-    def record(self: up.Fleet):
-        seen.append(self)
-        return asyncio.sleep(0)
-
-    monkeypatch.setattr(up.Fleet, "run", record)
+def test_up_reads_the_control_planes_own_tables(run, tmp_path, monkeypatch, seen):
     config = tmp_path / "phaseplane.toml"
     port = free()
     config.write_text(
@@ -153,14 +167,89 @@ def test_up_reads_the_control_planes_own_tables(run, tmp_path, monkeypatch):
     assert seen[2].plan.pool == 4
 
 
-def test_weights_run_in_the_dtype_they_are_kept_in(run, tmp_path, monkeypatch):
-    seen: list[up.Fleet] = []
+def test_the_whole_example_of_the_docs_starts_a_fleet_that_up_can_ask(run, tmp_path, monkeypatch, seen):
+    monkeypatch.setattr(up_command, "_have_model", lambda model: None)
+    monkeypatch.setattr(up_command, "_stored_dtype", lambda model: "float32")
+    monkeypatch.setattr(up_command, "_check_memory", lambda plan: None)
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    config = tmp_path / "phaseplane.toml"
+    config.write_text(text.partition("```toml\n")[2].partition("```")[0])
+    arguments = ("up", "--config", str(config), "--port", "0", "--state", str(tmp_path / "s"))
+    ran = run(*arguments)
+    assert ran.code == 0, ran.err
+    assert (seen[0].plan.prefill, seen[0].plan.engine, seen[0].api_key) == (2, "native", "a long secret")
+    monkeypatch.setenv("PHASEPLANE_SERVER_API_KEYS", '{bob = "another secret"}')
+    assert run(*arguments).code == 0
+    assert seen[1].api_key == "another secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[server]\nliveness_s = 0.1", "server.liveness_s must be at least twice"),
+        ('[server]\nwire_host = "0.0.0.0"', "set server.curve_key_file"),
+        ('[server]\ncurve_key_file = "/nowhere/control.key"', "cannot read the key file /nowhere/control.key"),
+        ('[scheduler]\nlease_s = "soon"', "setting scheduler.lease_s is wrong"),
+        ("[limits]\nmax_inflight = 3", "did you mean limits.max_in_flight?"),
+    ],
+)
+def test_a_wrong_configuration_is_told_before_anything_starts_and_by_doctor(run, tmp_path, monkeypatch, text, said):
+    monkeypatch.setattr(up.Fleet, "run", lambda self: pytest.fail("the fleet was started"))
+    config = tmp_path / "phaseplane.toml"
+    config.write_text(text)
+    ran = run("up", "--config", str(config), "--port", "0", "--engine", "emulated", "--state", str(tmp_path / "s"))
+    assert ran.code == 2
+    assert said in ran.err
+    assert f"nothing was started: mend {config}" in ran.err
+    assert "doctor" not in ran.err
+    ran = run("doctor", "--config", str(config), "--json")
+    finding = next(one for one in json.loads(ran.out) if one["name"] == "configuration")
+    assert ran.code == 1
+    assert finding["level"] == "fail"
+    assert said in finding["text"]
+    assert str(config) in finding["mend"]
+
+
+def test_a_wrong_variable_is_told_before_anything_starts(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(up.Fleet, "run", lambda self: pytest.fail("the fleet was started"))
+    monkeypatch.setenv("PHASEPLANE_SERVER_PROT", "1")
+    ran = run("up", "--port", "0", "--engine", "emulated", "--state", str(tmp_path / "s"))
+    assert ran.code == 2
+    assert "did you mean server.port?" in ran.err
+
+
+def test_a_context_beyond_the_models_is_found_by_check(tmp_path, capfd):
+    from controlplane.main import EXIT_CONFIG, main
+
+    model = tmp_path / "tiny"
+    model.mkdir()
+    config = tmp_path / "phaseplane.toml"
+    config.write_text(f'[model]\nname = "{model}"\nmax_context = 99999999\n')
+    assert main(["--config", str(config), "--check"]) == 0  # no model there yet: it may be pulled later
+    config.write_text('[model]\nname = "smollm2-135m"\nmax_context = 99999999\n')
+    if not is_pulled("smollm2-135m"):
+        pytest.skip("the weights are not here")
+    assert main(["--config", str(config), "--check"]) == EXIT_CONFIG
+    assert "model.max_context 99999999 is over" in capfd.readouterr().err
+
+
+def test_a_stale_ready_file_is_removed_at_the_start(run, tmp_path, monkeypatch):
+    there: list[bool] = []
+    ready = tmp_path / "ready"
+    ready.write_text("{}")
 
     def record(self: up.Fleet):
-        seen.append(self)
+        there.append(ready.exists())
         return asyncio.sleep(0)
 
     monkeypatch.setattr(up.Fleet, "run", record)
+    monkeypatch.setattr(up_command, "control_fault", lambda argv: there.append(ready.exists()))
+    command = ("up", "--port", "0", "--engine", "emulated", "--state", str(tmp_path / "s"))
+    assert run(*command, "--ready-file", str(ready)).code == 0
+    assert there == [False, False]
+
+
+def test_weights_run_in_the_dtype_they_are_kept_in(run, tmp_path, seen):
     (tmp_path / "config.json").write_text('{"torch_dtype": "bfloat16"}')
     command = ("up", "--port", "0", "--model", str(tmp_path), "--state", str(tmp_path / "s"))
     assert run(*command).code == 0
@@ -175,6 +264,14 @@ def test_one_state_directory_has_one_fleet(tmp_path):
         pass
     with up.own_state(tmp_path):
         assert (tmp_path / "up.lock").exists()
+
+
+def is_pulled(model: str) -> bool:
+    try:
+        model_dir(model)
+    except InvalidValue:
+        return False
+    return True
 
 
 def free() -> int:
@@ -329,6 +426,17 @@ def test_up_tells_where_everything_is_and_ctrl_c_stops_it_all(small_fleet: up.Fl
     assert not (tmp_path / "ready").exists()
 
 
+def test_up_asks_with_its_own_key_and_does_not_print_it(small_fleet: up.Fleet, fleet: Fake, tmp_path, capfd):
+    fleet.api_key = small_fleet.api_key = "a long secret"
+    thread = after((tmp_path / "ready").exists, interrupt)
+    asyncio.run(small_fleet.run())
+    thread.join()
+    out, err = capfd.readouterr()
+    assert '-H "Authorization: Bearer $PHASEPLANE_API_KEY"' in out
+    assert "set PHASEPLANE_API_KEY to a secret of server.api_keys" in out
+    assert "a long secret" not in out + err
+
+
 def test_up_fails_with_the_childs_own_sentence(small_fleet: up.Fleet, fleet: Fake, monkeypatch):
     fleet.fleet = a_fleet(instances=())
     program = "import sys; sys.exit('phaseplane node: model tiny is not here; run `phaseplane pull tiny`')"
@@ -368,9 +476,26 @@ def test_a_node_that_starts_again_takes_its_last_role(small_fleet: up.Fleet, fle
             if int(fields[1]) == os.getpid() and int(entry.parent.name) != os.getpid():
                 os.kill(int(entry.parent.name), signal.SIGKILL)
 
+    told: list[str] = []
+    monkeypatch.setattr(up, "say", told.append)
+
+    def nodes_back() -> list[str]:
+        return [line for line in told if line.startswith("cpu-") and "is back" in line]
+
+    early: list[str] = []
+
+    def all_return() -> None:
+        seen_before = len(fleet.asked)
+        eventually(lambda: len(fleet.asked) > seen_before + 4)  # it has looked at the lives that had ended
+        early.extend(nodes_back())
+        fleet.fleet = a_fleet(instances=tuple(msgspec.structs.replace(view, epoch=2) for view in moved))
+
     killer = after((tmp_path / "ready").exists, kill_a_node)
-    ender = after(lambda: any(roles for roles in asked), interrupt)
+    returner = after(lambda: any(roles for roles in asked), all_return)
+    ender = after(lambda: bool(nodes_back()), interrupt)
     asyncio.run(small_fleet.run())
-    killer.join()
-    ender.join()
+    for thread in (killer, returner, ender):
+        thread.join()
     assert {"cpu-0": "decode", "cpu-1": "decode"} in asked
+    assert not early  # the fleet still showed the lives that had ended
+    assert nodes_back()[0].endswith("is back, serving decode")

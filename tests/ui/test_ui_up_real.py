@@ -90,9 +90,11 @@ def test_what_dies_comes_back_and_ctrl_c_leaves_nothing(up: Up):
     assert eventually(lambda: up.child("nodes.agent") not in (0, node) and up.num_ready() == 2, BACK_S), (
         up.log.read_text()
     )
+    assert eventually(lambda: "node 0 (2 instances) is back, serving decode and prefill" in up.log.read_text(), BACK_S)
     os.kill(control, signal.SIGKILL)
     assert eventually(lambda: control not in up.children(), BACK_S)
     assert eventually(lambda: up.num_ready() == 2, BACK_S), up.log.read_text()
+    assert eventually(lambda: "the control plane is back" in up.log.read_text(), BACK_S)
     pids = list(up.children())
     assert len(pids) == 2
     up.process.send_signal(signal.SIGINT)

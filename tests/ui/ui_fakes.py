@@ -94,6 +94,10 @@ class Fake:
     fleet: FleetState = field(default_factory=a_fleet)
     plans: list[Plan] = field(default_factory=lambda: [a_plan()])
     """GET /v1/plans/{id} answers the first and then forgets it, but keeps the last."""
+    record: RequestRecord = field(default_factory=a_record)
+    plan_refusal: str = ""
+    web_status: int = 0
+    """Every answer is a page of this status, as of a server that is no fleet."""
     apply_status: int = 200
     api_key: str | None = None
     max_model_len: int = 4096
@@ -138,6 +142,8 @@ class Fake:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.api_key is not None and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return problem(401, "this fleet wants an API key")
+        if self.web_status:
+            return web.Response(status=self.web_status, text="<html>hello</html>", headers={"Location": "/elsewhere"})
         body = await request.json() if request.can_read_body else None
         self.asked.append((f"{request.method} {request.path}", body))
         self.headers.append(dict(request.headers))
@@ -157,6 +163,8 @@ class Fake:
         return answer({"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens})
 
     async def _plan(self, _: web.Request) -> web.Response:
+        if self.plan_refusal:
+            return problem(400, self.plan_refusal)
         return answer(self.plans[0])
 
     async def _get_plan(self, _: web.Request) -> web.Response:
@@ -173,7 +181,7 @@ class Fake:
     async def _record(self, request: web.Request) -> web.Response:
         if request.match_info["id"] != "cmpl-1":
             return problem(404, f"there is no request {request.match_info['id']}")
-        return answer(a_record())
+        return answer(self.record)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         number, self._arrivals = self._arrivals, self._arrivals + 1
