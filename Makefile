@@ -6,13 +6,18 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
+PEERS_TESTED := msgspec xxhash numpy pyzmq uvloop msgpack rich pytest pytest-asyncio pytest-timeout hypothesis
+PEERS_PACKAGES := mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 nixl==1.5.1
+PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help install up pull test test-all lint format bench clean
+.PHONY: help install up pull test test-all test-peers lint format bench clean
 
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Build .venv with the pinned packages; quick when nothing changed
 
@@ -34,6 +39,19 @@ test: pull ## Run the tests that need neither a GPU nor much time
 
 test-all: pull ## Run every test; those that need a GPU skip where there is none
 	$(BIN)/python -m pytest $(ARGS)
+
+test-peers: $(PEERS_STAMP) ## Move KV by Mooncake's and NIXL's engines, installed in .venv-peers, where there is only loopback
+	unshare --net $$(test "$$(id -u)" = 0 || echo --map-root-user) sh -c 'ip link set lo up && exec "$$@"' sh \
+		env UCX_TLS=tcp UCX_NET_DEVICES=lo $(PEERS)/bin/python -m pytest -m peers tests/transfer/kv/test_kv_peers.py $(ARGS)
+
+$(PEERS_STAMP): requirements.lock Makefile
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements.lock $(PEERS_TESTED)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $(PEERS_PACKAGES)
+	@if ! LD_LIBRARY_PATH="$$LD_LIBRARY_PATH" $(PEERS)/bin/python -c "import mooncake.engine" 2>/dev/null; then \
+		if test "$$(id -u)" = 0; then apt-get install --yes --no-install-recommends $(PEERS_SYSTEM); \
+		else echo "Mooncake needs $(PEERS_SYSTEM); its tests are skipped without them"; fi; fi
+	touch $@
 
 lint: install ## Lint, format check, types, and which folder may import which
 	$(BIN)/ruff check .

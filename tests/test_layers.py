@@ -35,6 +35,8 @@ def test_a_core_imports_no_clock_socket_or_engine(path: Path) -> None:
     [
         ("nodes.engines.emulated", {"torch", "transformers", "controlplane", "ui"}),
         ("nodes.agent", {"torch", "transformers", "controlplane", "ui", "aiohttp"}),
+        ("nodes.kvpool", {"torch", "transformers", "controlplane", "ui", "aiohttp"}),
+        ("transfer.kv.client", {"nodes", "controlplane", "ui", "torch", "aiohttp"}),
         ("controlplane.main", {"torch", "nodes", "ui", "transformers"}),
         ("controlplane.core.scheduler", {"asyncio", "zmq", "aiohttp", "torch", "nodes"}),
         ("nodes.core.batching", {"asyncio", "zmq", "aiohttp", "torch", "controlplane"}),
