@@ -14,7 +14,7 @@ PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help install up pull test test-all test-peers lint format bench clean
+.PHONY: help install up pull test test-all test-peers lint format bench soak clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,8 +63,11 @@ format: install ## Format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: pull ## Measure engine, transfer and gateway beside their peers; JSON lines in benchmarks/results/
+bench: pull ## Measure engine, transfer, gateway and reuse of KV beside their peers; JSON lines in benchmarks/results/
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: install ## Ten minutes of steady load: does memory grow, does a request fail?
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean: ## Remove caches and results, not .venv
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results dist build

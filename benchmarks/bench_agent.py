@@ -72,7 +72,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="phaseplane-agent-") as state, running(Path(state), *FLEET) as fleet:
         lines, same = passes(fleet, prompts, options.output_tokens, options.concurrency)
     for line in lines:
-        print(f"{line['name']:16} TTFT p50 {1e3 * line['ttft_p50_s']:8.1f} ms  {line['ratio']:6.1f}x  "
+        print(f"{line['name']:20} TTFT p50 {1e3 * line['ours']:8.1f} ms  {line['ratio']:6.1f}x  "
               f"reused {line['reused']:.3f} of the reusable  same text {line['same_text']}")  # fmt: skip
     if options.json:
         options.json.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -161,7 +161,8 @@ def line(name: str, answers: Sequence[Answer], cold: Sequence[Answer]) -> dict[s
     p50, first = (statistics.median(one.ttft_s for one in some) for some in (answers, cold))
     reusable = sum((one.prompt - 1) // BLOCK_SIZE * BLOCK_SIZE for one in answers)
     return {
-        "name": name, "ttft_p50_s": round(p50, 4), "cold_ttft_p50_s": round(first, 4), "ratio": round(first / p50, 2),
+        "name": f"agent_{name}", "ours": round(p50, 4), "peer": round(first, 4), "peer_name": "cold", "unit": "s",
+        "ratio": round(first / p50, 2),
         "reused": round(sum(one.cached for one in answers) / reusable, 4), "num_prompts": len(answers),
         "same_text": [one.text for one in answers] == [one.text for one in cold],
     }  # fmt: skip

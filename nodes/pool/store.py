@@ -17,6 +17,8 @@ from transfer.errors import Refused
 
 SKIP = -1
 """In a reservation: this content is here already (or on its way), nothing is to be sent."""
+RENEWALS = 10
+"""A write that makes progress may take so many times its first term in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class _Write:
     blocks: dict[bytes, int]
     parents: dict[bytes, bytes | None]
     deadline: float
+    latest: float
+    """However it progresses: a writer that trickles must not keep its blocks for ever."""
 
 
 class PoolStore(TierIndex):
@@ -79,14 +83,15 @@ class PoolStore(TierIndex):
         blocks = {h: self._free.pop() for h in new}
         self._writing |= blocks
         before = dict(zip(hashes[1:], hashes, strict=False))
-        self._writes[key] = _Write(blocks, {h: before.get(h) for h in new}, deadline)
+        latest = now + RENEWALS * (deadline - now)
+        self._writes[key] = _Write(blocks, {h: before.get(h) for h in new}, deadline, latest)
         pending = dict(blocks)  # a hash given twice is sent once
         return Reserved([pending.pop(h, SKIP) for h in hashes], list(blocks.values()))
 
     def renew(self, key: Hashable, deadline: float) -> None:
-        """The write makes progress."""
+        """The write makes progress; RENEWALS times its first term is all it ever gets."""
         if write := self._writes.get(key):
-            write.deadline = deadline
+            write.deadline = min(deadline, write.latest)
 
     def commit(self, key: Hashable, now: float) -> tuple[bytes, ...]:
         """Make the reservation's blocks visible; returns their hashes."""

@@ -25,6 +25,6 @@ def test_kv_is_reused_again_after_engines_and_pool_were_killed_and_text_stays(
     assert run.returncode == 0, run.stdout + run.stderr
     passes = {line["name"]: line for line in map(json.loads, out.read_text().splitlines())}
     assert all(line["same_text"] for line in passes.values())
-    assert passes["cold"]["reused"] < 0.9, "nothing was cold"
-    for name in ("again", "engines_killed", "all_killed"):
+    assert passes["agent_cold"]["reused"] < 0.9, "nothing was cold"
+    for name in ("agent_again", "agent_engines_killed", "agent_all_killed"):
         assert passes[name]["reused"] >= 0.9, f"{name}: {passes[name]}"

@@ -3,12 +3,14 @@
 Layout: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], so that consecutive blocks
 of one layer are contiguous for attention and for vectored I/O. A second region holds one uint64
 generation a block: bumped by the owner before a block's bytes may change hands, checked by a
-reader after it has copied, so that a slow reader never serves somebody else's bytes.
+reader after it has copied, so that a slow reader never serves somebody else's bytes. A shared one
+ends with a token that its handle repeats, so that nobody has us read memory they only know the name of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import mmap
 import os
 import secrets
@@ -20,7 +22,7 @@ from transfer.terms import KvLayout, Struct
 
 SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "phaseplane-kv-"
-GENERATION_BYTES = 8
+GENERATION_BYTES, TOKEN_BYTES = 8, 16
 MAP_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """A peer names the file: one that is a pipe must not hold us up, nor a link lead elsewhere."""
 MADV_POPULATE_WRITE = 23
@@ -28,11 +30,12 @@ MADV_POPULATE_WRITE = 23
 
 
 class ArenaHandle(Struct, frozen=True):
-    """What another process on the same host needs to map an arena read-only."""
+    """What another process on the same host needs to map an arena read-only. token: what the arena ends with."""
 
     name: str
     layout: KvLayout
     num_blocks: int
+    token: bytes = b""
 
 
 class KvArena(Protocol):
@@ -72,14 +75,16 @@ class HostArena:
             raise InvalidValue(f"an arena needs at least one block, got {num_blocks}; raise the KV memory")
         self.layout, self.num_blocks = layout, num_blocks
         self._path: Path | None = None
+        self._token = secrets.token_bytes(TOKEN_BYTES)
         size = arena_bytes(layout, num_blocks)
         if shared:
             self._path = SHM_DIR / f"{SHM_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
-            self._map = _create_file(self._path, size)
+            self._map = _create_file(self._path, size + TOKEN_BYTES)
+            self._map[size:] = self._token
         else:
             self._map = mmap.mmap(-1, size)
         self._view = memoryview(self._map)
-        self._generations = self._view[layout.block_bytes * num_blocks :].cast("Q")
+        self._generations = self._view[layout.block_bytes * num_blocks : size].cast("Q")
 
     @property
     def buffer(self) -> memoryview:
@@ -90,7 +95,9 @@ class HostArena:
     def handle(self) -> ArenaHandle | None:
         if self._path is None:
             return None
-        return ArenaHandle(name=self._path.name, layout=self.layout, num_blocks=self.num_blocks)
+        return ArenaHandle(
+            name=self._path.name, layout=self.layout, num_blocks=self.num_blocks, token=self._token
+        )  # fmt: skip
 
     def views(self, layer: int, first_block: int, count: int) -> tuple[memoryview, memoryview]:
         return _slab_views(self._view, self.layout, self.num_blocks, layer, first_block, count)
@@ -131,14 +138,17 @@ class MappedArena:
         except FileNotFoundError:
             raise KvCorrupt(f"arena {handle.name} is gone; its owner has ended") from None
         try:
-            if os.fstat(fd).st_size != size:
-                raise KvCorrupt(f"arena {handle.name} is not {size} bytes long; its owner was replaced")
-            self._map = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+            if os.fstat(fd).st_size != size + TOKEN_BYTES:
+                raise KvCorrupt(f"arena {handle.name} is not of {size} bytes; its owner was replaced")
+            self._map = mmap.mmap(fd, size + TOKEN_BYTES, access=mmap.ACCESS_READ)
         finally:
             os.close(fd)
+        if not hmac.compare_digest(self._map[size:], handle.token):
+            self._map.close()
+            raise KvCorrupt(f"arena {handle.name} is not the peer's to name: it has another token")
         self.layout, self.num_blocks = handle.layout, handle.num_blocks
         self._view = memoryview(self._map)
-        self._generations = self._view[handle.layout.block_bytes * handle.num_blocks :].cast("Q")
+        self._generations = self._view[handle.layout.block_bytes * handle.num_blocks : size].cast("Q")
 
     def views(self, layer: int, first_block: int, count: int) -> tuple[memoryview, memoryview]:
         """Read-only K and V bytes, as HostArena.views."""
@@ -159,7 +169,7 @@ class MappedArena:
 
 
 def arena_bytes(layout: KvLayout, num_blocks: int) -> int:
-    """Bytes of an arena: the blocks and one generation each."""
+    """Bytes of an arena: the blocks and one generation each, without the token."""
     return num_blocks * (layout.block_bytes + GENERATION_BYTES)
 
 

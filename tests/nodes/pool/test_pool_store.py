@@ -113,6 +113,11 @@ def test_overdue_writes_are_told() -> None:
     store.reserve("w", [A], 0.0, 3.0)
     assert store.overdue_writes(2.9) == []
     assert store.overdue_writes(3.0) == ["w"]
+    store.renew("w", 5.0)
+    assert store.overdue_writes(4.9) == []
+    store.renew("w", 1000.0)  # a writer that trickles
+    assert store.overdue_writes(29.9) == []
+    assert store.overdue_writes(30.0) == ["w"]
     with pytest.raises(InvalidValue):
         PoolStore(0)
 

@@ -193,11 +193,18 @@ class Proxy:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refusing:
+        self._writers.append(writer)
+        if self.refusing or not self._server.is_serving():
             writer.transport.abort()
             return
-        there_reader, there_writer = await asyncio.open_connection(*self._target)
-        self._writers += [writer, there_writer]
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.append(task)
+        try:
+            there_reader, there_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.append(there_writer)
         self._tasks.append(asyncio.create_task(self._relay(reader, there_writer, forward=True)))
         self._tasks.append(asyncio.create_task(self._relay(there_reader, writer, forward=False)))
 
@@ -235,6 +242,8 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.cut()  # what was just being connected
+        await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager

@@ -66,6 +66,29 @@ def hold_after_the_fetch(pair: Pair, proxy: Proxy) -> None:
     pair.role.kv_wanted = wanted  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("via", VIAS)
+async def test_blocks_that_changed_hands_since_they_were_found_are_not_served(via: str):
+    """The lease of a slow reader is over: somebody else's bytes have checksums and generations that are right."""
+    async with Pool(via=via) as pair:
+        asked, loop = pair.role.kv_wanted, asyncio.get_running_loop()
+
+        def given_away() -> None:
+            for block in pair.held:
+                pair.source.bump(block)
+                for layer in range(LAYOUT.num_layers):
+                    for half in pair.source.views(layer, block, 1):
+                        half[:] = bytes(half.nbytes)
+
+        def wanted(fetch: KvFetch) -> object:
+            loop.call_soon(given_away)  # before the fetcher can have granted
+            return asked(fetch)
+
+        pair.role.kv_wanted = wanted  # type: ignore[method-assign, assignment]
+        with pytest.raises(KvTransferFailed, match="changed hands"):
+            await pair.prefill.fetch(pair.peer, make_fetch(NAMES), list(range(8)), TIMEOUT_S)
+        await until(lambda: len(pair.role.served) == 1)
+
+
 async def test_a_miss_is_no_error():
     async with Pool() as pair:
         fetch = make_fetch([b"x" * 32])

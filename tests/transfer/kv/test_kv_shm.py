@@ -7,14 +7,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kv_helpers import LAYOUT, TIMEOUT_S, Pair, make_offer, push_all, until
 
 from transfer.errors import KvCorrupt, KvTransferFailed
-from transfer.kv.arena import SHM_DIR, SHM_PREFIX, ArenaHandle, MappedArena, arena_bytes
+from transfer.kv.arena import SHM_DIR, SHM_PREFIX, TOKEN_BYTES, HostArena, MappedArena, arena_bytes
 from transfer.kv.frames import Slab
 from transfer.kv.links import shm
 from transfer.kv.links.connection import TcpConnection
+from transfer.kv.links.context import PortContext
 from transfer.kv.links.memory import checksum, copy_runs, halves, pieces
 from transfer.kv.port import KvTrailer
 from transfer.wire.messages import KvPeer
@@ -137,6 +139,37 @@ async def test_a_mapping_is_kept_for_the_connection_and_closed_with_it(monkeypat
             opened[0].generation(0)
 
 
+def context_of(arena: HostArena) -> PortContext:
+    return PortContext(instance_id="pool", epoch=1, arena=arena, host_id="here")
+
+
+def test_nobody_makes_us_copy_our_own_memory():
+    """A fetch tells our arena's name: naming it as the source of a put would copy what one could not ask for."""
+    own, peers = HostArena(LAYOUT, 2, shared=True), HostArena(LAYOUT, 2, shared=True)
+    mappings = shm.Mappings(context_of(own))
+    try:
+        assert mappings.get(own.handle) is None
+        assert mappings.get(peers.handle) is not None
+    finally:
+        mappings.close()
+        own.close()
+        peers.close()
+
+
+def test_a_peer_has_so_many_arenas_mapped_and_no_more():
+    arenas = [HostArena(LAYOUT, 1, shared=True) for _ in range(shm.MAX_MAPPED + 1)]
+    own = HostArena(LAYOUT, 1)
+    mappings = shm.Mappings(context_of(own))
+    try:
+        found = [mappings.get(arena.handle) is not None for arena in arenas]
+        assert found == [True] * shm.MAX_MAPPED + [False]
+        assert mappings.get(arenas[0].handle) is not None, "what is mapped stays in use"
+    finally:
+        mappings.close()
+        for arena in (own, *arenas):
+            arena.close()
+
+
 async def test_the_loop_runs_between_slabs():
     async with Pair(64, via="shm") as pair:
         longest = 0.0
@@ -173,19 +206,27 @@ def test_a_host_id_is_this_host():
     assert shm.local_host_id() == shm.local_host_id() != ""
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link", "short", "missing"])
-def test_what_a_peer_names_is_mapped_only_when_it_is_an_arena(tmp_path: Path, kind: str) -> None:
-    handle = ArenaHandle(name=f"{SHM_PREFIX}{os.getpid()}-test-{kind}", layout=LAYOUT, num_blocks=4)
-    path, whole = SHM_DIR / handle.name, tmp_path / "whole"
-    whole.write_bytes(bytes(arena_bytes(LAYOUT, 4)))
+@pytest.mark.parametrize("kind", ["pipe", "link", "short", "missing", "guessed", "other"])
+def test_what_a_peer_names_is_mapped_only_when_it_is_its_arena(tmp_path: Path, kind: str) -> None:
+    arena = HostArena(LAYOUT, 4, shared=True)
+    assert arena.handle is not None
+    MappedArena(arena.handle).close()
+    changes: dict[str, object] = {"name": f"{SHM_PREFIX}{os.getpid()}-test-{kind}"}
+    path, size = SHM_DIR / str(changes["name"]), arena_bytes(LAYOUT, 4) + TOKEN_BYTES
     try:
         if kind == "pipe":
             os.mkfifo(path)
         elif kind == "link":
-            path.symlink_to(whole)
+            (tmp_path / "whole").write_bytes(bytes(size - TOKEN_BYTES) + arena.handle.token)
+            path.symlink_to(tmp_path / "whole")
         elif kind == "short":
-            path.write_bytes(b"x")
+            path.write_bytes(bytes(size - 1))
+        elif kind == "guessed":  # names can be listed; whose memory it is, a name does not tell
+            changes = {"token": b""}
+        elif kind == "other":
+            changes = {"token": bytes(TOKEN_BYTES)}
         with pytest.raises((KvCorrupt, OSError)):
-            MappedArena(handle)
+            MappedArena(msgspec.structs.replace(arena.handle, **changes))
     finally:
         path.unlink(missing_ok=True)
+        arena.close()

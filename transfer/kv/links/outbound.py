@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from functools import partial
 
-from transfer.errors import KvError, KvTransferFailed, ProtocolError
+from transfer.errors import KvCorrupt, KvError, KvTransferFailed, ProtocolError
 from transfer.kv.arena import ArenaHandle
 from transfer.kv.frames import Abort, Ack, Alive, Credit, Fetch, Fetched, Grant, Nack, Offer, Refuse, RemoteHandle
 from transfer.kv.links.context import PortContext, Wire, guard
@@ -80,7 +80,11 @@ class Outbound:
         now = self._loop.time()
         while self._ready:
             sending = self._ready.popleft()
-            out = sending.next_frame(now)
+            try:
+                out = sending.next_frame(now)
+            except KvCorrupt as error:
+                self.give_up(sending, error)
+                continue
             if out is not None:
                 self._ready.append(sending)
                 return out
@@ -90,7 +94,13 @@ class Outbound:
     def slab_again(self, stream: int, name: SlabName) -> OutFrame | None:
         """A slab that was lost with its connection; None when its stream is over: its memory is not read."""
         sending = self._streams.get(stream)
-        return None if sending is None else sending.slab_frame(*name)
+        if sending is None:
+            return None
+        try:
+            return sending.slab_frame(*name)
+        except KvCorrupt as error:
+            self.give_up(sending, error)
+            return None
 
     def give_up_stream(self, stream: int, error: KvError) -> None:
         """Fail one stream, here and at the peer."""

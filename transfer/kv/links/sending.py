@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from transfer.errors import KvError, KvTransferFailed, ProtocolError
+from transfer.errors import KvCorrupt, KvError, KvTransferFailed, ProtocolError
 from transfer.kv.arena import KvArena
 from transfer.kv.frames import Frame, Slab, encode_frame
 from transfer.kv.links.memory import checksum, halves, pieces
@@ -180,14 +180,25 @@ class Push(Sending):
 
 
 class Serving(Sending):
-    """Answers a fetch: everything is pushed at once, `on_end` is told when the blocks may be unpinned."""
+    """Answers a fetch: everything is pushed at once, `on_end` is told when the blocks may be unpinned.
+
+    A lease may end before a slow reader has everything: a block that changed hands since is not named any more.
+    """
 
     def __init__(self, machine: SendStream, arena: KvArena, on_end: Callable[[], None]) -> None:
         super().__init__(machine, arena)
         self._on_end = on_end
+        self._generations = [arena.generation(block) for block in machine.table.blocks]
         for layer in range(machine.layout.num_layers):
             machine.push(layer, 0, len(machine.table))
         machine.commit(None)
+
+    def slab_frame(self, layer: int, first: int, count: int) -> OutFrame:
+        """Raises KvCorrupt when the blocks are somebody else's by now."""
+        blocks, stop = self.machine.table.blocks, first + count
+        if [self.arena.generation(block) for block in blocks[first:stop]] != self._generations[first:stop]:
+            raise KvCorrupt("the lease of a fetch ended before all of it was read, and its blocks have changed hands")
+        return super().slab_frame(layer, first, count)
 
     def ended(self) -> None:
         self._on_end()

@@ -16,6 +16,8 @@ from transfer.kv.links.context import PortContext, log
 from transfer.kv.links.memory import copy_runs, halves
 from transfer.kv.table import Run
 
+MAX_MAPPED = 16
+"""Arenas of one peer: each keeps a file open and memory in use; what comes from more of them comes over the wire."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -26,7 +28,8 @@ def local_host_id() -> str:
 
 
 class Mappings:
-    """Arenas of the peer on one connection, mapped once each and closed with the connection."""
+    """Arenas of the peer on one connection, mapped once each and closed with the connection. Never our own: a peer
+    learns its token with every fetch, and would have us copy what it cannot ask for."""
 
     def __init__(self, context: PortContext) -> None:
         self._context = context
@@ -34,10 +37,15 @@ class Mappings:
 
     def get(self, handle: ArenaHandle | None) -> MappedArena | None:
         """The peer's arena, or None when its bytes must come over the wire."""
+        own = self._context.arena.handle
         if handle is None or not self._context.shm or handle.layout != self._context.arena.layout:
+            return None
+        if own is not None and handle.name == own.name:
             return None
         mapped = self._mapped.get(handle.name)
         if mapped is None:
+            if len(self._mapped) >= MAX_MAPPED:
+                return None
             try:
                 mapped = MappedArena(handle)
             except (KvCorrupt, InvalidValue, OSError) as error:
