@@ -142,13 +142,17 @@ class KvLayout(Struct, frozen=True):
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
 
-def kv_fingerprint(model: ModelIdentity, layout: KvLayout, salt: str = "") -> bytes:
+RAW_CODEC = "raw"
+"""KV as the engine computed it, the one codec there is so far."""
+
+
+def kv_fingerprint(model: ModelIdentity, layout: KvLayout, salt: str = "", codec: str = RAW_CODEC) -> bytes:
     """32-byte root of the block hash chain: whatever changes the bytes of KV changes every key.
 
     Stable across processes and machines (no Python hash). `salt` separates tenants.
     """
     parts = (
-        "phaseplane-kv-1", model.revision, model.tokenizer, layout.dtype, layout.rope,
+        "phaseplane-kv-2", model.revision, model.tokenizer, layout.dtype, layout.rope, codec,
         f"{layout.num_layers}x{layout.num_kv_heads}x{layout.head_dim}x{layout.block_size}", salt,
     )  # fmt: skip
     return hashlib.sha256("\0".join(parts).encode()).digest()

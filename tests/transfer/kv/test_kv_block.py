@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from transfer.errors import InvalidValue
 from transfer.kv.block import HashChain, block_hashes
@@ -63,10 +64,23 @@ def test_any_change_changes_this_block_and_all_after(tokens: list[int], data: st
 
 
 def test_the_root_separates_models_and_tenants():
+    """Whatever changes the bytes of KV, or whose they are, changes every key."""
     model = ModelIdentity(name="m", revision="a" * 64, tokenizer="b" * 64, vocab_size=10, max_context=10)
     layout = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32", rope="theta=1")
-    roots = [kv_fingerprint(model, layout), kv_fingerprint(model, layout, salt="tenant")]
-    assert len({block_hashes([1, 2, 3, 4], 4, root)[0] for root in roots}) == 2
+    roots = [
+        kv_fingerprint(model, layout),
+        kv_fingerprint(model, layout, salt="tenant"),
+        kv_fingerprint(model, layout, salt="another"),
+        kv_fingerprint(model, layout, codec="q8"),
+        *(kv_fingerprint(replace(model, **{field: "c" * 64}), layout) for field in ("revision", "tokenizer")),
+        kv_fingerprint(model, replace(layout, dtype="float16")),
+        kv_fingerprint(model, replace(layout, rope="theta=2")),
+        *(
+            kv_fingerprint(model, replace(layout, **{field: 8}))
+            for field in ("num_layers", "num_kv_heads", "head_dim", "block_size")
+        ),
+    ]
+    assert len({block_hashes([1, 2, 3, 4], 4, root)[0] for root in roots}) == len(roots) == 12
 
 
 def test_it_is_the_same_in_another_process():
