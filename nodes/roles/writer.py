@@ -166,11 +166,7 @@ class PoolWriter:
         await self._sender.commit(trailer, context.bounds.store_s)
         self._sender = None
         self.num_stored_blocks += len(blocks)
-        for h in hashes:
-            self._known[h] = loop.time()
-            self._known.move_to_end(h)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        self._remember(hashes, loop.time())
 
     def _choose(self, first_hash: bytes, now: float) -> KvPeer | None:
         """The pool for prefixes that begin so, among those that took what they were offered."""
@@ -183,6 +179,14 @@ class PoolWriter:
         before = self._rests.get(pool.instance_id)
         rest_s = before.next_s if before is not None else REST_S
         self._rests[pool.instance_id] = _Rest(now + rest_s, min(MAX_REST_S, 2.0 * rest_s))
+
+    def _remember(self, hashes: tuple[bytes, ...], now: float) -> None:
+        """The pool has these. What was learned too long ago to be believed is forgotten."""
+        for h in hashes:
+            self._known[h] = now
+            self._known.move_to_end(h)
+        while len(self._known) > MAX_KNOWN or now - next(iter(self._known.values()), now) > KNOWN_FOR_S:
+            self._known.popitem(last=False)
 
     def _num_known(self, hashes: list[bytes], now: float) -> int:
         for index, h in enumerate(hashes):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from roles_harness import Fleet, prompt, virtual
 
-from nodes.roles.writer import MAX_REST_S, REST_S, _pool, _rendezvous
+from nodes.roles.writer import KNOWN_FOR_S, MAX_REST_S, REST_S, _pool, _rendezvous
 from transfer.errors import Refused
 from transfer.kv.port import KvOffer
 from transfer.wire.messages import PoolMap, PoolPeer
@@ -136,3 +136,16 @@ async def test_other_weights_forget_nothing_that_was_learned_of_the_pools() -> N
         for _ in range(20):
             writer._refused(writer._pools[0].peer, 0.0)
         assert writer._rests["k0"].next_s == writer._rests["k0"].until_s == MAX_REST_S
+
+
+@virtual
+async def test_what_the_pool_had_long_ago_is_forgotten() -> None:
+    """Memory is that of the last minute's blocks, not of all there ever were."""
+    async with Fleet("p0", "d0", "k0") as fleet:
+        await serve(fleet, 10.0, 5000)
+        known = fleet.shell("p0").writer._known
+        assert len(known) > 20
+        await asyncio.sleep(KNOWN_FOR_S + 1.0)
+        await serve(fleet, 0.5, 6000)
+        await asyncio.sleep(1.0)
+        assert 0 < len(known) <= 10
