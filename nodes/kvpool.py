@@ -15,7 +15,7 @@ import resource
 import secrets
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import uvloop
@@ -111,7 +111,7 @@ class PoolProcess:
 async def ask_stats(options: StatsOptions) -> None:
     """Print a running pool's statistics as one line of JSON. Raises KvTransferFailed."""
     stats = await pool_stats(options.endpoint, key_file=options.data_key_file, timeout_s=options.timeout_s)
-    print(json.dumps(stats), flush=True)
+    _show_stats(stats)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,7 +162,12 @@ def _tell_nobody(message: Message) -> None:
 
 
 def _print_stats(role: PoolRole) -> None:
-    print(json.dumps(role.stats()), flush=True)
+    _show_stats(role.stats())
+
+
+def _show_stats(stats: Mapping[str, float]) -> None:
+    """They travel as floats, but count."""
+    print(json.dumps({name: int(value) for name, value in stats.items()}), flush=True)
 
 
 @contextlib.contextmanager

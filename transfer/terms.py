@@ -140,6 +140,8 @@ class KvLayout(Struct, frozen=True):
 
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+OPAQUE = "opaque"
+"""The `rope` of blocks that are bytes to us, without a layout of their own."""
 
 
 RAW_CODEC = "raw"

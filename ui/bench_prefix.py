@@ -23,12 +23,12 @@ def register(group: typer.Typer) -> None:
 
 def prefix(
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Mooncake JSONL, or ours with blocks.")
+        Path | None, typer.Option("--trace", metavar="FILE", help="JSONL with hash_ids (Mooncake) or blocks.")
     ] = None,
     capacity: Annotated[
-        str, typer.Option("--capacity", metavar="N,N,...", help="Blocks that the pool holds.")
+        str, typer.Option("--capacity", metavar="N,N,...", help="Blocks of the trace that the pool holds.")
     ] = "1000,3000,10000,30000,50000",
-    policy: Annotated[str | None, typer.Option("--policy", help="Eviction policy; by default the pool's own.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="reuse, the pool's own and default, or lru.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each capacity.")] = False,
     config: Config = None,
 ) -> None:

@@ -97,7 +97,7 @@ def chat(
 
 
 def why(
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a finished request.")],
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST", help="A finished request: the id of its answer.")],
     url: Url = DEFAULT_URL,
     json: Json = False,
     api_key: ApiKey = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,25 +29,34 @@ def kvpool(
     context: typer.Context,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on; by default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="By default any free one.")] = None,
-    advertise: Annotated[str | None, typer.Option("--advertise", help="Host that clients reach it by.")] = None,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", help="Host that is printed; by default --host.")
+    ] = None,
     data_key_file: Key = None,
-    block_bytes: Annotated[int | None, typer.Option("--block-bytes", help="Blocks of so many bytes, any.")] = None,
+    block_bytes: Annotated[
+        int | None, typer.Option("--block-bytes", min=2, help="Blocks of so many bytes, any.")
+    ] = None,
     num_layers: Annotated[int | None, typer.Option("--num-layers", help="Or blocks of a layout: its layers.")] = None,
     num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="Of the layout.")] = None,
     head_dim: Annotated[int | None, typer.Option("--head-dim", help="Of the layout.")] = None,
     block_size: Annotated[int | None, typer.Option("--block-size", help="Of the layout: tokens a block.")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Of the layout: float32, bfloat16, float16, uint8.")
+        Literal["float32", "bfloat16", "float16", "uint8"] | None, typer.Option("--dtype", help="Of the layout.")
     ] = None,
     rope: Annotated[str | None, typer.Option("--rope", help="Of the layout: position encoding, by any name.")] = None,
     fingerprint: Annotated[
-        str | None, typer.Option("--fingerprint", metavar="HEX", help="Serve this one only.")
+        str | None, typer.Option("--fingerprint", metavar="HEX", help="Serve this one only; by default any.")
     ] = None,
-    dram_gib: Annotated[float | None, typer.Option("--dram-gib", help="GiB of memory; by default 1.")] = None,
+    dram_gib: Annotated[float | None, typer.Option("--dram-gib", min=0.0, help="GiB of memory; by default 1.")] = None,
     ssd_dir: Annotated[Path | None, typer.Option("--ssd-dir", help="Keep blocks here too, beyond a restart.")] = None,
-    ssd_gib: Annotated[float | None, typer.Option("--ssd-gib", help="GiB it may take there; by default 16.")] = None,
+    ssd_gib: Annotated[
+        float | None, typer.Option("--ssd-gib", min=0.0, help="GiB it may take there; by default 16.")
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option("--ready-file", help="JSON written once it can be used.")] = None,
-    log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option("--log-level", case_sensitive=False, help="By default info."),
+    ] = None,
     config: Config = None,
 ) -> None:
     """Serve a KV pool in this process until Ctrl-C: memory and SSD that any engine may put blocks into."""

@@ -204,7 +204,7 @@ def show_candidates(console: Console, candidates: Sequence[CandidateView]) -> No
 def _how(row: CandidateView) -> str:
     """Where the prompt's KV comes from."""
     if row.kv_way == "compute" or row.kv_source is None:
-        return "compute"
+        return "compute beyond its cache" if row.cached_tokens else "compute"
     how = f"fetch {row.fetched_blocks} blocks from {row.kv_source} in {_seconds(row.fetch_s)}"
     return how if row.kv_way == "fetch" else f"{how} while computing the rest"
 

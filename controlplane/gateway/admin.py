@@ -87,7 +87,8 @@ async def get_request(request: web.Request) -> web.StreamResponse:
     request_id = request.match_info["request_id"]
     record = await _archive(request).request(request_id)
     if record is None:
-        raise ApiError(404, f"there is no finished request {shown(request_id)} in the history", param="request_id")
+        message = f"there is no finished request {shown(request_id)} in the history; give the id of an answer"
+        raise ApiError(404, message, param="request_id")
     return json_response(record)
 
 

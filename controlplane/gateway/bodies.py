@@ -147,8 +147,12 @@ def decoder(kind: type[B]) -> msgspec.json.Decoder[B]:
 
 
 async def receive(request: web.Request) -> bytes:
-    """The body's bytes. Raises ApiError 408 when they are not here within limits.body_timeout_s."""
-    limit_s = request.app[GATEWAY].config.limits.body_timeout_s
+    """The body's bytes. Raises HTTPRequestEntityTooLarge for more than limits.max_body_bytes, at once when that many
+    are announced, and ApiError 408 when they are not here within limits.body_timeout_s."""
+    limits = request.app[GATEWAY].config.limits
+    announced, limit_s = request.content_length, limits.body_timeout_s
+    if announced is not None and announced > limits.max_body_bytes:
+        raise web.HTTPRequestEntityTooLarge(max_size=limits.max_body_bytes, actual_size=announced)
     try:
         async with asyncio.timeout(limit_s):
             return await request.read()

@@ -107,6 +107,7 @@ async def test_statistics_by_signal_and_by_command(tmp_path: Path) -> None:
         async with program("stats", "--endpoint", pool.endpoint) as asked:
             out, _ = await asyncio.wait_for(asked.communicate(), DEADLINE_S)
         assert json.loads(line)["dram_blocks"] == json.loads(out)["dram_blocks"] == 8
+        assert {type(value) for value in (json.loads(line) | json.loads(out)).values()} == {int}
         assert asked.returncode == 0
         assert await pool.stop() == 0
         async with program("stats", "--endpoint", pool.endpoint, "--timeout", "1") as asked:
@@ -182,7 +183,7 @@ async def all_or_miss(client: KvPoolClient, wanted: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"block_bytes": 2 * BLOCK}, "kvpool has another KV layout: head_dim"),
+        ({"block_bytes": 2 * BLOCK}, f"kvpool has another KV layout: block_bytes {2 * BLOCK} against {BLOCK};"),
         ({"fingerprint": b"x" * 32}, "kvpool has another KV fingerprint"),
     ],
 )

@@ -58,6 +58,9 @@ def test_bench_kv_is_told_what_to_measure(run, became) -> None:
     ("arguments", "said"),
     [
         (["kvpool", "--port", "70000"], "'--port'"),
+        (["kvpool", "--dram-gib", "-1"], "'--dram-gib'"),
+        (["kvpool", "--dtype", "int4"], "'--dtype'"),
+        (["kvpool", "--log-level", "loud"], "'--log-level'"),
         (["kvpool", "stats"], "'--endpoint'"),
         (["kvpool", "stat"], "no such command 'stat'"),
         (["bench", "kv", "--rounds", "0"], "'--rounds'"),

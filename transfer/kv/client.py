@@ -393,6 +393,8 @@ def _few(keys: Sequence[bytes]) -> Sequence[bytes]:
 
 def _checked(keys: Sequence[bytes]) -> Sequence[bytes]:
     for key in keys:
+        if not isinstance(key, bytes):
+            raise InvalidValue(f"keys are a list of bytes, {HASH_BYTES} each; one of them is {type(key).__name__}")
         if len(key) != HASH_BYTES:
             raise InvalidValue(f"a key has {HASH_BYTES} bytes, got {len(key)}; use block_hashes or block_key")
     return keys

@@ -14,7 +14,7 @@ import numpy as np
 
 from transfer.errors import InvalidValue, KvTransferFailed
 from transfer.kv.arena import HostArena
-from transfer.terms import KvLayout
+from transfer.terms import OPAQUE, KvLayout
 
 OPAQUE_SLAB_BYTES = 512 << 10
 INLINE_BYTES = 256 << 10
@@ -39,7 +39,7 @@ def opaque_layout(block_bytes: int) -> KvLayout:
             f"of {OPAQUE_SLAB_BYTES}"
         )
     half = block_bytes // (2 * num_layers)
-    return KvLayout(num_layers=num_layers, num_kv_heads=1, head_dim=half, block_size=1, dtype="uint8", rope="opaque")
+    return KvLayout(num_layers=num_layers, num_kv_heads=1, head_dim=half, block_size=1, dtype="uint8", rope=OPAQUE)
 
 
 def rows(values: Values, count: int, block_bytes: int, *, writable: bool = False) -> list[Array]:

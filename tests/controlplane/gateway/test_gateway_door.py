@@ -169,6 +169,16 @@ async def test_a_body_that_nobody_wants_is_not_waited_for(monkeypatch: pytest.Mo
         dripping.cancel()
 
 
+async def test_a_body_announced_over_the_limit_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "LINGER_S", 0.2)
+    async with house(max_body_bytes=4999) as (_, port):
+        client = await Client.connect(port)
+        client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")
+        status, body = await client.answer()
+        assert (status, "4999 bytes" in body["error"]["message"]) == (413, True)
+        assert await client.closed_after() < LATEST_S
+
+
 @pytest.mark.parametrize("num_requests", [0, 2])
 async def test_an_idle_connection_is_closed(num_requests: int) -> None:
     async with house(idle_timeout_s=SHORT_S) as (_, port):

@@ -291,7 +291,7 @@ async def test_no_pool_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"block_bytes": 2 * BLOCK}, "another KV layout: head_dim 4096 against 2048"),
+        ({"block_bytes": 2 * BLOCK}, "another KV layout: block_bytes 8192 against 4096"),
         ({"block_bytes": None, "layout": LAYOUT}, "another KV layout"),
         ({"fingerprint": b"f" * 32}, "another KV fingerprint"),
     ],
@@ -427,6 +427,8 @@ async def test_wrong_arguments_are_refused() -> None:
             await client.get(keys(1), bytes(BLOCK))
         with pytest.raises(InvalidValue, match="32 bytes"):
             await client.get([b"short"], bytearray(BLOCK))
+        with pytest.raises(InvalidValue, match="keys are a list of bytes, 32 each; one of them is int"):
+            await client.lookup(keys(1)[0])  # type: ignore[arg-type]
         with pytest.raises(InvalidValue, match="staging"):
             async with client.reserve(17):
                 pass

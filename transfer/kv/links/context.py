@@ -15,7 +15,7 @@ from transfer.kv.frames import Frame
 from transfer.kv.links.choice import LinkLimits
 from transfer.kv.port import KvDelegate
 from transfer.kv.stream import SendLimits
-from transfer.terms import KvLayout
+from transfer.terms import OPAQUE, KvLayout
 
 if TYPE_CHECKING:
     from transfer.kv.links.direct_ring import DirectRing
@@ -65,7 +65,9 @@ class PortContext:
         self._check_epoch(target_epoch)
         own = self.arena.layout
         if layout != own:
-            pairs = ((name, getattr(layout, name), getattr(own, name)) for name in KvLayout.__struct_fields__)
+            opaque = layout.rope == own.rope == OPAQUE  # such blocks are known by their size alone
+            names = ("block_bytes",) if opaque else KvLayout.__struct_fields__
+            pairs = ((name, getattr(layout, name), getattr(own, name)) for name in names)
             different = ", ".join(f"{name} {theirs} against {ours}" for name, theirs, ours in pairs if theirs != ours)
             raise Refused(f"{self.instance_id} has another KV layout: {different}; only equal layouts exchange KV")
         self._check_fingerprint(fingerprint)

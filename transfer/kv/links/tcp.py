@@ -222,7 +222,7 @@ class TcpKvPort(SessionPort):
 def _check_hosts(hosts: list[str], shown: list[str], links: int, auth_key: bytes | None) -> None:
     for host in hosts:
         if not _is_loopback(host) and not auth_key:
-            raise ConfigError(f"listening for KV on {host} needs an auth key; set one on every node, or use 127.0.0.1")
+            raise ConfigError(f"listening for KV on {host} needs an auth key; give --data-key-file, or use 127.0.0.1")
     if len(shown) != len(hosts):
         raise ConfigError(f"{len(hosts)} hosts to listen for KV on, but {len(shown)} to advertise; name as many")
     if not 1 <= links * len(hosts) <= MAX_LINKS:
