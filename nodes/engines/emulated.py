@@ -35,7 +35,7 @@ ALPHABET = b"etaoinshrdlcumwfgypbvkxjqz      "
 FULL_CHECK_EVERY = 16
 MAX_CARRY_S = 0.001
 MAX_DEBT_S = 0.05
-MAX_FOLLOWED = 4096
+MAX_FOLLOWED = 1024
 
 States = NDArray[np.uint32]
 

@@ -39,7 +39,7 @@ from nodes.roles.writer import PoolWriter
 from transfer.terms import RequestId
 from transfer.wire.messages import Abort, LoadReport, Released, TokenItem
 
-MAX_FENCES = 16_384
+MAX_FENCES = 4096
 
 
 class BatchShell:
