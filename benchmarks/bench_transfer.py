@@ -22,9 +22,9 @@ CASES = (
     Case("kv_tcp_scattered", shm=False, scattered=True),
     Case("kv_tcp_16_streams", shm=False, streams=16),
     Case("kv_tcp_4_links", shm=False, port_options={"links": 4}),
-    Case("kv_shm", shm=True, checksum=False),
-    Case("kv_shm_checksum", shm=True),
-    Case("kv_shm_scattered", shm=True, checksum=False, scattered=True),
+    Case("kv_shm", shm=True),
+    Case("kv_shm_checksum", shm=True, checksum=True),
+    Case("kv_shm_scattered", shm=True, scattered=True),
 )
 
 
