@@ -242,8 +242,9 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.cut()  # what was just being connected
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.02)  # what was accepted just now reaches _serve, and is cut there
+        self.cut()
+        await asyncio.sleep(0.02)  # an abort takes turns of the loop, too
 
 
 @contextlib.asynccontextmanager
