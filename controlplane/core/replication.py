@@ -20,6 +20,7 @@ from transfer.wire.messages import Replicate, Replicated
 
 SKETCH_WIDTH = 1 << 17
 """Counters of a row, for some 500 arrivals a second with prompts of their own in a window of a minute."""
+COUNT_BITS = 16
 MAX_REMEMBERED = 4096
 """Prefixes whose cooldown is remembered; beyond that the oldest may be copied again early."""
 
@@ -71,14 +72,19 @@ class Replication:
         return len(self._copies)
 
     def arrived(self, hashes: Sequence[bytes], root: bytes, group: Group) -> None:
-        """A request with these leading blocks was placed: count them, and order a copy when they are hot."""
+        """A request with these leading blocks was placed: count them, and order a copy when they are hot.
+
+        Where there is no second pool there is nothing to count for.
+        """
+        if len(group.pools) < 2:
+            return
         config = self._desk.config
         self._age()
         depth = 0
         for blocks in _depths(min(len(hashes), config.replicate_blocks)):
             if self._sketch.add(hashes[blocks - 1]) >= config.hot_arrivals:
                 depth = blocks
-        if depth and len(group.pools) > 1 and len(self._copies) < config.max_replications:
+        if depth and len(self._copies) < config.max_replications:
             self._consider(hashes[:depth], root, group)
 
     def replicated(self, sender: InstanceId, message: Replicated) -> None:
@@ -161,7 +167,7 @@ class Replication:
         if self._aged_s is None:
             self._aged_s = now
         halvings = int((now - self._aged_s) / window_s)
-        for _ in range(min(halvings, 64)):
+        for _ in range(min(halvings, COUNT_BITS)):  # after so many, every count is 0
             self._sketch.age()
         self._aged_s += halvings * window_s
 
