@@ -1,0 +1,1 @@
+"""Traffic as data: one record of a request, readers of public trace formats, generators of synthetic traffic."""
