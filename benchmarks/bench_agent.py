@@ -31,7 +31,7 @@ MODEL = "smollm2-135m"
 FLEET = ("--prefill", "1", "--decode", "1", "--pool", "1", "--ssd-gib", "8", "--dtype", "float32")
 BLOCK_SIZE = 16
 RESTART_S = 120.0
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 WORDS = (
     "flight",
     "booking",
@@ -145,15 +145,23 @@ def restart(fleet: Fleet, *instances: str) -> None:
 
 
 def settle(fleet: Fleet) -> None:
-    """Wait until the pool gets nothing new: write-through runs behind the answers."""
-    before, end = -1, time.monotonic() + SETTLE_S
-    while time.monotonic() < end:
-        pools = [one for one in fleet.status()["instances"] if one["role"] == "kv_pool"]
-        now = sum(one.get("cached_blocks", 0) + one.get("ssd_blocks", 0) for one in pools)
-        if now == before:
-            return
-        before = now
-        time.sleep(2.0)
+    """Wait until what runs behind the answers is done: stores to the pool, then its writes to SSD."""
+    end = time.monotonic() + SETTLE_S
+    for _ in ("engines", "pool"):  # the pool's word counts once the engines have said, before it, that they are done
+        since = time.monotonic()
+        while not at_rest(fleet, since):
+            if time.monotonic() > end:
+                raise SystemExit(f"write-through was not done within {SETTLE_S:g} s: {fleet.status()['instances']}")
+            time.sleep(0.2)
+
+
+def at_rest(fleet: Fleet, since: float) -> bool:
+    """Whether every instance has said, after `since` on the monotonic clock, that it has no write under way."""
+    asked = time.monotonic()
+    return all(
+        one["unsettled"] == 0 and one["last_seen_s"] < asked - since
+        for one in fleet.status()["instances"] if one["state"] == "ready"
+    )  # fmt: skip
 
 
 def line(name: str, answers: Sequence[Answer], cold: Sequence[Answer]) -> dict[str, Any]:

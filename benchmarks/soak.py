@@ -1,8 +1,9 @@
 """Steady load on a fleet of its own for a while: does anything grow? Resident memory of every process, sampled.
 
 The fleet (2 prefill, 2 decode, 1 KV pool) has arenas small enough that eviction and write-through never rest. After a
-warm-up, in which caches and windows fill, the mean of the first fifth is compared with that of the last, process by
-process and summed. Exits with 1 when the sum grew or shrank by more than --within percent, a request failed, or an
+warm-up the mean of the first fifth is compared with that of the last, process by process and summed. The slowest to
+fill are the scheduler's window of traffic (5 minutes) and what instances remember of requests that ended (2 minutes),
+hence 6 minutes. Exits with 1 when the sum grew or shrank by more than --within percent, a request failed, or an
 orphaned block was seen.
 """
 
@@ -33,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=("emulated", "native"), default="emulated")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=float, default=4.0, help="minutes before the first sample counts")
+    parser.add_argument("--warm-up", type=float, default=6.0, help="minutes before the first sample counts")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second")
     parser.add_argument("--prompt-tokens", default="64-768")
     parser.add_argument("--output-tokens", default="8-32")
@@ -60,16 +61,19 @@ def soak(fleet: Fleet, options: argparse.Namespace) -> dict[str, Any]:
         *CLI, "bench", "--url", fleet.url, "--rate", str(options.rate), "--duration", str(total_s), "--json",
         "--prompt-tokens", options.prompt_tokens, "--output-tokens", options.output_tokens,
     ]  # fmt: skip
-    load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    started = time.monotonic()
     samples: list[dict[str, int]] = []
     orphans = 0
-    while time.monotonic() - started < total_s and load.poll() is None:
-        time.sleep(SAMPLE_S)
-        if time.monotonic() - started > options.warm_up * 60.0:
-            samples.append(resident(fleet))
-            orphans = max(orphans, fleet.status()["orphaned_kv_blocks"])
-    answered = json.loads(load.communicate(timeout=120)[0])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
+        try:
+            started = time.monotonic()
+            while time.monotonic() - started < total_s and load.poll() is None:
+                time.sleep(SAMPLE_S)
+                if time.monotonic() - started > options.warm_up * 60.0:
+                    samples.append(resident(fleet))
+                    orphans = max(orphans, fleet.status()["orphaned_kv_blocks"])
+            answered = json.loads(load.communicate(timeout=120)[0])
+        finally:
+            load.terminate()  # nothing once it has ended
     fifth = max(1, len(samples) // SHARE)
     first, last = samples[:fifth], samples[-fifth:]
     changes = {name: change(first, last, name) for name in samples[0] if all(name in one for one in samples)}

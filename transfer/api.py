@@ -83,6 +83,8 @@ class InstanceView(Struct, frozen=True):
     ssd_blocks: int = 0
     """kv_pool: readable from its SSD tier, of ssd_capacity_blocks."""
     ssd_capacity_blocks: int = 0
+    unsettled: int = 0
+    """Stores to pools that wait or run on an engine; blocks of a kv_pool that are being put or may yet go to SSD."""
     last_seen_s: float = 0.0
     """Seconds since its last word."""
 

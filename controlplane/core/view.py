@@ -136,5 +136,6 @@ def _instance(one: Instance, now: float) -> InstanceView:
         queued_prefill_tokens=load.queued_prefill_tokens, num_blocks=hello.num_blocks, free_blocks=load.free_blocks,
         cached_blocks=load.cached_blocks, kv_use=used / load.num_blocks if load.num_blocks > 0 else 0.0,
         step_s=load.step_s, num_preemptions=load.num_preemptions, ssd_blocks=load.ssd_blocks,
-        ssd_capacity_blocks=load.ssd_capacity_blocks, last_seen_s=max(0.0, now - one.last_seen_s),
+        ssd_capacity_blocks=load.ssd_capacity_blocks, unsettled=load.unsettled,
+        last_seen_s=max(0.0, now - one.last_seen_s),
     )  # fmt: skip

@@ -97,6 +97,13 @@ class TierIndex:
         return len(self._spilling)
 
     @property
+    def unsettled_blocks(self) -> int:
+        """Blocks that are being put, or that SSD may yet get, or that are being written there. 0 again soon after the
+        last put or get, unless the disk hangs."""
+        undecided = len(self._unexamined) if self.ssd_capacity else 0
+        return len(self._writing) + undecided + len(self._spilling)
+
+    @property
     def ssd_blocks(self) -> int:
         """Blocks that can be read from SSD, those also in DRAM included."""
         return len(self._ssd)
@@ -273,15 +280,15 @@ class TierIndex:
         self._changed[h] = None
         self.num_evicted += 1
 
-    def _visible(self, h: bytes, block: int, parent: bytes | None, now: float) -> None:
+    def _visible(self, h: bytes, block: int, parent: bytes | None, now: float, user: str | None = None) -> None:
         self._dram[h] = block
-        self._policy.stored(h, parent, now)
+        self._policy.stored(h, parent, now, user)
         self._changed[h] = None
         if h not in self._ssd:
             self._unexamined[h] = None
 
-    def _hit(self, h: bytes, now: float) -> None:
-        self._policy.hit(h, now)
+    def _hit(self, h: bytes, now: float, user: str | None) -> None:
+        self._policy.hit(h, now, user)
         if h in self._dram and h not in self._ssd and h not in self._spilling:
             self._unexamined[h] = None  # it may be worth a write now
 

@@ -51,10 +51,10 @@ class Keeper:
 
     # --- puts -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, key: Hashable, hashes: Sequence[bytes]) -> Reserved:
+    def reserve(self, key: Hashable, hashes: Sequence[bytes], user: str | None = None) -> Reserved:
         """As PoolStore.reserve. Raises Refused."""
         now = self._now()
-        reserved = self.store.reserve(key, hashes, now, now + self._times.write_s)
+        reserved = self.store.reserve(key, hashes, now, now + self._times.write_s, user)
         for block in reserved.taken:
             self._arena.bump(block)
         self._tell()
@@ -73,15 +73,17 @@ class Keeper:
 
     # --- gets -----------------------------------------------------------------------------------------------------
 
-    def read(self, key: Hashable, hashes: Sequence[bytes]) -> Sequence[int] | Awaitable[Sequence[int]]:
+    def read(
+        self, key: Hashable, hashes: Sequence[bytes], user: str | None = None
+    ) -> Sequence[int] | Awaitable[Sequence[int]]:
         """Blocks of the leading `hashes` that are here, kept until `done`. An awaitable when some come from SSD: it may
         be cancelled, and answers fewer when some cannot be read."""
-        lease = self._lease(key, hashes)
+        lease = self._lease(key, hashes, user)
         return self._loaded(lease) if lease.waiting else lease.blocks
 
     async def read_now(self, key: Hashable, hashes: Sequence[bytes]) -> Sequence[int]:
-        """As `read`, awaited."""
-        return await self._loaded(self._lease(key, hashes))
+        """As `read` for no request, awaited."""
+        return await self._loaded(self._lease(key, hashes, None))
 
     def done(self, key: Hashable) -> None:
         """The read has ended, well or badly."""
@@ -147,9 +149,9 @@ class Keeper:
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
-    def _lease(self, key: Hashable, hashes: Sequence[bytes]) -> Lease:
+    def _lease(self, key: Hashable, hashes: Sequence[bytes], user: str | None) -> Lease:
         now = self._now()
-        lease = self.store.lease(key, hashes, now, now + self._times.lease_s)
+        lease = self.store.lease(key, hashes, now, now + self._times.lease_s, user)
         for h, block in lease.loads:
             self._arena.bump(block)
             self._loads[h] = self._spawn(self._load(h, block), "load", self._loads, h)

@@ -15,11 +15,12 @@ from transfer.errors import InvalidValue
 class EvictionPolicy(Protocol):
     """Deterministic; `now` is the caller's clock in seconds."""
 
-    def stored(self, h: bytes, parent: bytes | None, now: float) -> None:
-        """A block became evictable content. parent: the previous in its chain, if known."""
+    def stored(self, h: bytes, parent: bytes | None, now: float, user: str | None = None) -> None:
+        """A block became evictable content. parent: the previous in its chain, if known. user: the request whose KV it
+        is, if known: whatever one request puts and gets is one use."""
 
-    def hit(self, h: bytes, now: float) -> None:
-        """It was asked for."""
+    def hit(self, h: bytes, now: float, user: str | None = None) -> None:
+        """It was asked for, or put again."""
 
     def removed(self, h: bytes) -> None:
         """It is gone, by eviction or otherwise. Idempotent."""
@@ -37,11 +38,11 @@ class LruPolicy:
     def __init__(self) -> None:
         self._order: dict[bytes, None] = {}
 
-    def stored(self, h: bytes, parent: bytes | None, now: float) -> None:
+    def stored(self, h: bytes, parent: bytes | None, now: float, user: str | None = None) -> None:
         self._order.pop(h, None)
         self._order[h] = None
 
-    def hit(self, h: bytes, now: float) -> None:
+    def hit(self, h: bytes, now: float, user: str | None = None) -> None:
         if h in self._order:
             del self._order[h]
             self._order[h] = None

@@ -26,14 +26,19 @@ _Group = tuple[int, int]  # (uses up to MAX_USES, epoch of the last one)
 
 @dataclass(slots=True)
 class _Entry:
+    """user: the first to be known. again: there was another."""
+
     uses: int
     group: _Group
+    user: str | None
+    again: bool = False
 
 
 class ReusePolicy:
     """O(1) amortised a call: blocks used equally often and in the same epoch form a group; groups are ranked once an
     epoch. Uses in one epoch count once (the correlated references of LRU-K, SIGMOD'93): fetching a prefix and storing
-    it again is one use.
+    it again is one use. But an epoch lasts until its blocks are stored, and for ever where nothing new comes; so what
+    SSD is to keep goes by who used it: two requests are two uses, however close.
 
     Memory: an entry a stored block, a bounded sample of evicted hashes, and a sketch of past uses.
     """
@@ -51,17 +56,23 @@ class ReusePolicy:
         self._ranking: list[tuple[float, int, int]] | None = None  # (worth, epoch, uses), the least first
         self._epoch = self._num_stored = self._fitted_at = self._num_counted = 0
 
-    def stored(self, h: bytes, parent: bytes | None, now: float) -> None:
+    def stored(self, h: bytes, parent: bytes | None, now: float, user: str | None = None) -> None:
         self.removed(h)
         self._advance()
-        self._enter(h, self._count(h))
+        self._enter(h, self._count(h), user)
 
-    def hit(self, h: bytes, now: float) -> None:
+    def hit(self, h: bytes, now: float, user: str | None = None) -> None:
         entry = self._entries.get(h)
-        if entry is not None and entry.group[1] != self._epoch:
+        if entry is None:
+            return
+        again = entry.again or (user is not None and entry.user not in (None, user))
+        first = entry.user if entry.user is not None else user
+        if entry.group[1] != self._epoch:
             self._count(h)
             self.removed(h)
-            self._enter(h, entry.uses + 1)
+            self._enter(h, entry.uses + 1, first, again)
+        else:
+            entry.user, entry.again = first, again
 
     def removed(self, h: bytes) -> None:
         entry = self._entries.pop(h, None)
@@ -79,7 +90,7 @@ class ReusePolicy:
     def wanted(self, h: bytes) -> bool:
         """Used twice of late, counting the time before it was last evicted."""
         entry = self._entries.get(h)
-        return (entry is not None and entry.uses > 1) or self._sketch.estimate(h) > 1
+        return (entry is not None and (entry.again or entry.uses > 1)) or self._sketch.estimate(h) > 1
 
     def _count(self, h: bytes) -> int:
         self._num_counted += 1
@@ -88,10 +99,10 @@ class ReusePolicy:
             self._sketch.age()
         return self._sketch.add(h)
 
-    def _enter(self, h: bytes, uses: int) -> None:
+    def _enter(self, h: bytes, uses: int, user: str | None, again: bool = False) -> None:
         kind = min(uses, MAX_USES)
         group = (kind, self._epoch)
-        self._entries[h] = _Entry(uses, group)
+        self._entries[h] = _Entry(uses, group, user, again)
         if group not in self._groups:
             self._groups[group] = {}
             if self._ranking is not None:

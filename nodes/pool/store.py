@@ -47,12 +47,13 @@ class _Write:
     deadline: float
     latest: float
     """However it progresses: a writer that trickles must not keep its blocks for ever."""
+    user: str | None
 
 
 class PoolStore(TierIndex):
     """commit, release, unlease and unpin are idempotent: an unknown key does nothing.
 
-    now and deadlines: seconds on the caller's clock.
+    now and deadlines: seconds on the caller's clock. user: the request that a put or get is for, if known.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class PoolStore(TierIndex):
 
     # --- puts: reserve (PutStart), commit (PutEnd), release ---------------------------------------------------
 
-    def reserve(self, key: Hashable, hashes: Sequence[bytes], now: float, deadline: float) -> Reserved:
+    def reserve(
+        self, key: Hashable, hashes: Sequence[bytes], now: float, deadline: float, user: str | None = None
+    ) -> Reserved:
         """Room for what is new among `hashes`. Raises Refused, having changed nothing, when there is not enough."""
         if key in self._writes:
             raise Refused("this write to the pool is under way already")
@@ -79,12 +82,12 @@ class PoolStore(TierIndex):
             )
         for h in reversed(hashes):
             if h in self._dram:
-                self._hit(h, now)
+                self._hit(h, now, user)
         blocks = {h: self._free.pop() for h in new}
         self._writing |= blocks
         before = dict(zip(hashes[1:], hashes, strict=False))
         latest = now + RENEWALS * (deadline - now)
-        self._writes[key] = _Write(blocks, {h: before.get(h) for h in new}, deadline, latest)
+        self._writes[key] = _Write(blocks, {h: before.get(h) for h in new}, deadline, latest, user)
         pending = dict(blocks)  # a hash given twice is sent once
         return Reserved([pending.pop(h, SKIP) for h in hashes], list(blocks.values()))
 
@@ -99,7 +102,7 @@ class PoolStore(TierIndex):
         if write is None:
             return ()
         for h in reversed(write.blocks):  # the head of a prefix outlives its tail
-            self._visible(h, self._writing.pop(h), write.parents[h], now)
+            self._visible(h, self._writing.pop(h), write.parents[h], now, write.user)
         return tuple(write.blocks)
 
     def release(self, key: Hashable) -> None:
@@ -115,7 +118,9 @@ class PoolStore(TierIndex):
 
     # --- gets: lease, loaded, resident, unlease ---------------------------------------------------------------
 
-    def lease(self, key: Hashable, hashes: Sequence[bytes], now: float, deadline: float) -> Lease:
+    def lease(
+        self, key: Hashable, hashes: Sequence[bytes], now: float, deadline: float, user: str | None = None
+    ) -> Lease:
         """Keep the leading `hashes` that are here until unlease(key) or the deadline; what is on SSD only gets a DRAM
         block to be read into. Fewer are found when there is no room for that, or too much is loading."""
         run = self._leading(hashes) if len(self._leases) < self._limits.leases else []
@@ -133,7 +138,7 @@ class PoolStore(TierIndex):
             lease.blocks.append(block)
         self._leases.shrink(hold, len(lease.blocks))
         for h in reversed(hold.hashes):
-            self._hit(h, now)
+            self._hit(h, now, user)
         self.num_hits += len(lease.blocks)
         self.num_misses += len(hashes) - len(lease.blocks)
         return lease

@@ -231,7 +231,7 @@ class DecodeLeg(Leg):
         if self._migration is not None:
             self._migration.gone(effect)
         if self._finished:
-            self.shell.writer.offer(self.tokens[:-1], self.spec.root)
+            self.shell.writer.offer(self.request_id, self.tokens[:-1], self.spec.root)
         elif effect.lost is not None and self.aborted is None:
             self.shell.context.send(
                 RequestLost(request_id=self.request_id, generation=self.generation, reason=effect.lost)

@@ -84,6 +84,7 @@ class PoolRole:
             leaked_blocks=self.keeper.leaked_blocks(),
             ssd_blocks=self.store.ssd_blocks,
             ssd_capacity_blocks=self.store.ssd_capacity,
+            unsettled=self.store.unsettled_blocks,
         )
 
     def snapshot(self) -> None:
@@ -125,7 +126,7 @@ class PoolRole:
     def kv_offered(self, offer: KvOffer) -> Sequence[int]:
         if offer.kind is not KvKind.STORE:
             raise Refused(self._not_mine())
-        reserved = self.keeper.reserve(_key(offer), offer.hashes)
+        reserved = self.keeper.reserve(_key(offer), offer.hashes, _user(offer.user or offer.request_id))
         self._offers[_key(offer)] = offer
         return reserved.blocks
 
@@ -142,7 +143,7 @@ class PoolRole:
         self.keeper.release(_key(offer))
 
     def kv_wanted(self, fetch: KvFetch) -> Sequence[int] | Awaitable[Sequence[int]]:
-        return self.keeper.read(fetch, fetch.hashes)
+        return self.keeper.read(fetch, fetch.hashes, _user(fetch.request_id))
 
     def kv_served(self, fetch: KvFetch) -> None:
         self.keeper.done(fetch)
@@ -192,6 +193,11 @@ class PoolRole:
 
 def _key(offer: KvOffer) -> Hashable:
     return offer.source, offer.source_epoch, offer.request_id, offer.generation
+
+
+def _user(request_id: str) -> str:
+    """It is kept for as long as a block: what a peer sends as one must not be long."""
+    return request_id[:MAX_ID_CHARS]
 
 
 def _pin_name(ask: KvAsk) -> Hashable:

@@ -95,7 +95,7 @@ class PrefillLeg(Leg):
         self.started()  # also when everything was cached and no step was needed
         if not self._computed.done():
             self._computed.set_result(effect)
-        self.shell.writer.offer(self.spec.tokens[:-1], self.spec.root)
+        self.shell.writer.offer(self.request_id, self.spec.tokens[:-1], self.spec.root)
 
     def refused(self, effect: NotAdmitted) -> None:
         self._failure = effect.reason

@@ -39,7 +39,9 @@ from nodes.roles.writer import PoolWriter
 from transfer.terms import RequestId
 from transfer.wire.messages import Abort, LoadReport, Released, TokenItem
 
-MAX_FENCES = 4096
+MAX_FENCES, FENCE_S = 4096, 120.0
+"""What ended is remembered so long: far beyond any delay of an order (a silent session ends within seconds)."""
+_NO_FENCE = -1, 0.0
 
 
 class BatchShell:
@@ -59,7 +61,7 @@ class BatchShell:
         self._legs: dict[RequestId, Leg] = {}
         self._next: dict[RequestId, Leg] = {}
         self._aborts: dict[RequestId, int] = {}
-        self._fences: OrderedDict[RequestId, int] = OrderedDict()
+        self._fences: OrderedDict[RequestId, tuple[int, float]] = OrderedDict()  # generation, and since when
         self._events: deque[Event] = deque()
         self._handling = False
         self._empty = asyncio.Event()
@@ -125,7 +127,8 @@ class BatchShell:
         now = self._loop.time()
         report = self.core.load(now)
         values = {name: getattr(report, name) for name in report.__struct_fields__}
-        return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed(now)})
+        return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed(now),
+                                      "unsettled": self.writer.num_pending})  # fmt: skip
 
     def predicted_step_s(self, chunk: Chunk) -> float:
         """Seconds a step of this chunk alone takes, by the profile and by what steps took of late."""
@@ -133,7 +136,7 @@ class BatchShell:
 
     def admit(self, leg: Leg) -> None:
         """Begin a leg, unless this generation or a newer one is here or has ended here."""
-        if leg.generation <= self._fences.get(leg.request_id, -1):
+        if leg.generation <= self._fences.get(leg.request_id, _NO_FENCE)[0]:
             return
         here = self._legs.get(leg.request_id)
         if here is None:
@@ -276,9 +279,10 @@ class BatchShell:
             self._empty.set()
 
     def _fence(self, request_id: RequestId, generation: int) -> None:
-        self._fences[request_id] = max(generation, self._fences.pop(request_id, -1))
-        if len(self._fences) > MAX_FENCES:
-            self._fences.popitem(last=False)
+        fences, now = self._fences, self._loop.time()
+        fences[request_id] = max(generation, fences.pop(request_id, _NO_FENCE)[0]), now
+        while len(fences) > MAX_FENCES or now - next(iter(fences.values()))[1] > FENCE_S:
+            fences.popitem(last=False)
 
     def _tick_later(self) -> None:
         self._ticker = self._loop.call_later(self.context.bounds.tick_s, self._tick)

@@ -11,16 +11,17 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodes.core.events import Event, Pin, Pinned, Unpin, Unpinned
 from nodes.roles.context import RoleContext
+from nodes.roles.recent import RecentHashes
 from transfer.errors import KvError
 from transfer.kv.block import block_hashes
 from transfer.kv.port import KvKind, KvOffer, KvSender, KvTrailer
-from transfer.terms import InstanceId, TokenIds
+from transfer.terms import InstanceId, RequestId, TokenIds
 from transfer.wire.messages import KvPeer, PoolMap, PoolPeer
 
 MAX_KNOWN = 65_536
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
+    request_id: RequestId
     tokens: TokenIds
     root: bytes
 
@@ -63,7 +65,7 @@ class PoolWriter:
         self._rests: dict[InstanceId, _Rest] = {}
         self._queue: deque[_Finished] = deque()
         self._queued = asyncio.Event()
-        self._known: OrderedDict[bytes, float] = OrderedDict()
+        self._known = RecentHashes(MAX_KNOWN, KNOWN_FOR_S)
         self._pinned: list[int] = []
         self._timeout: asyncio.Timeout | None = None
         self._sender: KvSender | None = None
@@ -79,14 +81,19 @@ class PoolWriter:
             self._rests = {one.instance_id: self._rests[one.instance_id] for one in lives
                            if one.instance_id in self._rests and one in [was.peer for was in before]}  # fmt: skip
 
-    def offer(self, tokens: TokenIds, root: bytes) -> None:
+    @property
+    def num_pending(self) -> int:
+        """Stores that wait, and the one in progress."""
+        return len(self._queue) + (self._timeout is not None)
+
+    def offer(self, request_id: RequestId, tokens: TokenIds, root: bytes) -> None:
         """KV of `tokens` is in the prefix cache: store its whole blocks some time. Never blocks."""
         if not self._pools or len(tokens) < self._context.block_size:
             return
         if len(self._queue) >= self._context.bounds.store_queue:
             self.num_dropped += 1
             return
-        self._queue.append(_Finished(tokens, root))
+        self._queue.append(_Finished(request_id, tokens, root))
         self._queued.set()
 
     def give_way(self) -> None:
@@ -122,7 +129,7 @@ class PoolWriter:
     async def _store(self, finished: _Finished) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         hashes = block_hashes(finished.tokens, context.block_size, finished.root)
-        first = self._num_known(hashes, loop.time())
+        first = self._known.num_leading(hashes, loop.time())
         wanted = tuple(hashes[first : first + max(1, context.engine.num_blocks // ARENA_SHARE)])
         if not wanted or not self._pools:
             return
@@ -135,7 +142,7 @@ class PoolWriter:
         self._pinned = []
         self._handle(Pin(name=name, hashes=wanted, lease_s=2 * context.bounds.store_s))
         try:
-            await self._push(name, pool, finished.root, first, wanted[: len(self._pinned)], self._pinned)
+            await self._push(name, pool, finished, first, wanted[: len(self._pinned)], self._pinned)
         finally:
             if self._sender is not None:
                 self._sender.abort("the store was given up")
@@ -143,15 +150,15 @@ class PoolWriter:
             self._handle(Unpin(name=name))
 
     async def _push(
-        self, name: str, pool: KvPeer, root: bytes, first: int, hashes: tuple[bytes, ...], blocks: list[int]
+        self, name: str, pool: KvPeer, finished: _Finished, first: int, hashes: tuple[bytes, ...], blocks: list[int]
     ) -> None:
         if not blocks:
             return
         context, loop = self._context, asyncio.get_running_loop()
         offer = KvOffer(
             kind=KvKind.STORE, request_id=name, generation=0, source=context.instance_id,
-            source_epoch=context.epoch, target_epoch=pool.epoch, fingerprint=root, first_block=first,
-            num_blocks=len(blocks), hashes=hashes,
+            source_epoch=context.epoch, target_epoch=pool.epoch, fingerprint=finished.root, first_block=first,
+            num_blocks=len(blocks), hashes=hashes, user=finished.request_id,
         )  # fmt: skip
         try:
             self._sender = await context.port.open(pool, offer, blocks, context.bounds.open_s)
@@ -166,7 +173,7 @@ class PoolWriter:
         await self._sender.commit(trailer, context.bounds.store_s)
         self._sender = None
         self.num_stored_blocks += len(blocks)
-        self._remember(hashes, loop.time())
+        self._known.see(hashes, loop.time())
 
     def _choose(self, first_hash: bytes, now: float) -> KvPeer | None:
         """The pool for prefixes that begin so, among those that took what they were offered."""
@@ -179,20 +186,6 @@ class PoolWriter:
         before = self._rests.get(pool.instance_id)
         rest_s = before.next_s if before is not None else REST_S
         self._rests[pool.instance_id] = _Rest(now + rest_s, min(MAX_REST_S, 2.0 * rest_s))
-
-    def _remember(self, hashes: tuple[bytes, ...], now: float) -> None:
-        """The pool has these. What was learned too long ago to be believed is forgotten."""
-        for h in hashes:
-            self._known[h] = now
-            self._known.move_to_end(h)
-        while len(self._known) > MAX_KNOWN or now - next(iter(self._known.values()), now) > KNOWN_FOR_S:
-            self._known.popitem(last=False)
-
-    def _num_known(self, hashes: list[bytes], now: float) -> int:
-        for index, h in enumerate(hashes):
-            if now - self._known.get(h, float("-inf")) > KNOWN_FOR_S:
-                return index
-        return len(hashes)
 
 
 def _pool(one: PoolPeer) -> _Pool:

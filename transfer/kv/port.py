@@ -29,6 +29,8 @@ class KvOffer(Struct, frozen=True):
     fingerprint: terms.kv_fingerprint of the sender: model, tokenizer, dtype, layout, RoPE, tenant salt.
     hashes: chained block hashes of the offered blocks; required for STORE, empty otherwise.
     target_epoch: the receiver's life the sender was told about; another life refuses.
+    user: STORE only: the request whose KV this is, which may put it in parts and from several instances; by default
+    request_id, which names this push alone.
     """
 
     kind: KvKind
@@ -41,6 +43,7 @@ class KvOffer(Struct, frozen=True):
     first_block: int
     num_blocks: int
     hashes: tuple[bytes, ...] = ()
+    user: RequestId = ""
 
 
 class KvTrailer(Struct, frozen=True):

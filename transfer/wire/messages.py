@@ -62,6 +62,9 @@ class LoadReport(Struct, frozen=True):
     """kv_pool: blocks that can be read from its SSD tier, those also in DRAM included."""
     ssd_capacity_blocks: int = 0
     """kv_pool: how many its SSD tier may hold; 0: it has none."""
+    unsettled: int = 0
+    """Writes behind what was answered: an engine's stores to pools that wait or run, a pool's blocks that are being put
+    or may yet go to SSD."""
 
 
 class Hello(Message, frozen=True):

@@ -116,6 +116,39 @@ def test_ssd_wants_what_was_used_twice_even_before_its_eviction() -> None:
     assert not policy.wanted(key(2))
 
 
+def test_ssd_wants_what_two_requests_used_however_close_together() -> None:
+    """Where nothing new is stored an epoch never ends: what is used again and again would never be kept."""
+    policy = make_policy(64 * 100)
+    for number in range(4):
+        policy.stored(key(number), None, 0.0, "first")
+        policy.hit(key(number), 0.0, "first")
+        assert not policy.wanted(key(number)), "one request puts and gets: one use"
+    policy.hit(key(0), 0.0, "second")
+    policy.hit(key(1), 0.0)
+    assert [policy.wanted(key(number)) for number in range(4)] == [True, False, False, False]
+    policy.hit(key(0), 0.0, "first")
+    assert policy.wanted(key(0))
+
+
+def test_who_used_a_block_is_known_in_later_epochs() -> None:
+    policy = ReusePolicy(64)  # an epoch a block
+    policy.stored(key(1), None, 0.0, "first")
+    policy.hit(key(1), 0.0, "second")
+    policy.stored(key(2), None, 0.0)
+    policy.hit(key(1), 0.0, "second")
+    assert policy._entries[key(1)].again
+    assert policy._entries[key(1)].user == "first"
+
+
+def test_the_ranking_counts_uses_by_epoch_whoever_they_are_of() -> None:
+    plain, told = make_policy(6400), make_policy(6400)
+    for number in range(300):
+        for policy, user in ((plain, None), (told, f"r{number}")):
+            policy.stored(key(number), None, 0.0, user)
+            policy.hit(key(number // 2), 0.0, user)
+    assert list(plain.victims()) == list(told.victims())
+
+
 def test_memory_is_bounded_by_what_is_stored_and_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "MAX_FOLLOWED", 500)
     policy = ReusePolicy(100)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nodes.pool.index import StoreLimits
 from nodes.pool.policy import LruPolicy
+from nodes.pool.policy_reuse import ReusePolicy
 from nodes.pool.store import SKIP, PoolStore
 from transfer.errors import InvalidValue, Refused
 
@@ -126,9 +127,9 @@ def test_parents_are_told_to_the_policy() -> None:
     told: list[tuple[bytes, bytes | None]] = []
 
     class Policy(LruPolicy):
-        def stored(self, h: bytes, parent: bytes | None, now: float) -> None:
+        def stored(self, h: bytes, parent: bytes | None, now: float, user: str | None = None) -> None:
             told.append((h, parent))
-            super().stored(h, parent, now)
+            super().stored(h, parent, now, user)
 
     store = PoolStore(4, Policy())
     put(store, A, B, C)
@@ -187,6 +188,45 @@ def test_what_the_filter_does_not_want_is_never_written() -> None:
     assert store.next_spills() == store.trim() == []
     assert store.cached_blocks == 1
     assert [one for one, _ in store.flush_spills()] == [A]
+
+
+def test_all_that_a_later_request_uses_goes_to_ssd_though_nothing_new_is_stored() -> None:
+    """Two conversations' blocks are all there is, so that the last ones are put and used again in one epoch."""
+    store = PoolStore(1456, ReusePolicy(1456), ssd_blocks=10_000)
+    hashes = [h(number) for number in range(74)]
+    for start in range(0, 74, 4):
+        store.reserve(start, hashes[start : start + 4], 0.0, 10.0, f"a{start}")
+        store.commit(start, 0.0)
+    spill_all(store)
+    assert store.ssd_blocks == 0, "used by one request each"
+    store.lease("r", hashes[:50], 60.0, 70.0, "b")  # fetched
+    store.unlease("r")
+    store.reserve("q", hashes[50:], 60.0, 70.0, "c")  # computed again, and put again
+    store.commit("q", 60.0)
+    spill_all(store)
+    assert store.ssd_blocks == 74
+    assert store.check() == 0
+
+
+def test_what_is_not_settled_yet_is_told() -> None:
+    store = PoolStore(64, ReusePolicy(64 * 64), ssd_blocks=100, limits=ALL)
+    assert store.unsettled_blocks == 0
+    store.reserve("w", [A, B, C], 0.0, 10.0, "first")
+    assert store.unsettled_blocks == 3, "being put"
+    store.commit("w", 0.0)
+    assert store.unsettled_blocks == 3, "not looked at"
+    assert store.next_spills() == []
+    assert store.unsettled_blocks == 0
+    store.lease("r", [A, B], 0.0, 10.0, "second")
+    assert store.unsettled_blocks == 2
+    assert [one for one, _ in store.next_spills()] == [B, A]
+    assert store.unsettled_blocks == 2, "being written"
+    store.spilled(A, True)
+    store.spilled(B, False)
+    assert store.unsettled_blocks == 0
+    plain = PoolStore(64)
+    put(plain, A, B)
+    assert plain.unsettled_blocks == 0, "there is no SSD to wait for"
 
 
 def test_a_slow_ssd_holds_a_part_of_memory_only() -> None:

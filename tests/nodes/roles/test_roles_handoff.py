@@ -9,6 +9,7 @@ import pytest
 from roles_harness import BLOCK, LEASE_S, Fleet, Options, prompt, virtual
 
 from nodes.engines.emulated import continuation
+from nodes.roles.shell import FENCE_S
 from transfer.errors import Refused
 from transfer.kv.port import KvKind, KvOffer, KvTrailer
 from transfer.terms import pack_tokens
@@ -228,6 +229,26 @@ async def test_an_older_generation_is_fenced_everywhere() -> None:
         control.prefill("p1", "r", tokens, "d0", generation=2)
         await control.text("r", tokens, 8)
         assert len(control.of(Reserved, "r")) == 1
+
+
+@virtual
+async def test_what_ended_is_remembered_for_a_while_and_not_longer() -> None:
+    tokens = prompt(30)
+    async with Fleet("p0", "d0") as fleet:
+        control, shell = fleet.control, fleet.shell("d0")
+        for index in range(20):
+            await control.hand_off(f"r{index}", tokens)
+            await control.text(f"r{index}", tokens, 8)
+        await asyncio.sleep(FENCE_S - 20.0)
+        control.reserve("d0", "r0", tokens)
+        await asyncio.sleep(5.0)
+        assert len(control.of(Reserved, "r0", "d0")) == 1, "it began again"
+        assert len(shell._fences) == 20
+        await asyncio.sleep(20.0)
+        await control.hand_off("last", tokens)
+        await control.text("last", tokens, 8)
+        await asyncio.sleep(1.0)
+        assert list(shell._fences) == list(fleet.shell("p0")._fences) == ["last"]
 
 
 @virtual

@@ -79,6 +79,28 @@ async def test_a_pool_that_is_dead_restarted_or_empty_costs_time_only() -> None:
 
 
 @virtual
+async def test_what_one_request_puts_is_one_use_and_another_requests_put_is_the_second() -> None:
+    """Prefill and decode put the same prompt; then other engines, which fetch nothing, compute it and put it again."""
+    tokens = prompt(81)
+    hashes = block_hashes(tokens[:80], BLOCK, ROOT)
+    async with Fleet("p0", "p1", "d0", "d1", "k0", options=Options(pool_blocks=6400)) as fleet:
+        control, policy = fleet.control, fleet.pool("k0").store._policy
+
+        async def serve(request: str, prefill: str, decode: str) -> None:
+            writers = [fleet.shell(name).writer for name in (prefill, decode)]
+            await control.hand_off(request, tokens, prefill, decode)
+            await control.text(request, tokens, 8)
+            await control.until(lambda: all(one.num_stored_blocks for one in writers), "write-through")
+            await control.until(lambda: not any(fleet.shell(name).load().unsettled for name in fleet.names[:4]), "rest")
+
+        await serve("a", "p0", "d0")
+        assert set(hashes) <= set(fleet.pool("k0").store.hashes())
+        assert not any(map(policy.wanted, hashes))
+        await serve("b", "p1", "d1")
+        assert all(map(policy.wanted, hashes))
+
+
+@virtual
 async def test_a_small_pool_evicts_and_its_feed_stays_true() -> None:
     async with Fleet("p0", "d0", "k0", options=Options(pool_blocks=24)) as fleet:
         control = fleet.control
