@@ -47,7 +47,7 @@ def bench(
     output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N|A-B", help="Tokens an answer.")] = "64",
     trace: Annotated[
         str | None,
-        typer.Option("--trace", metavar="FILE", help="Azure CSV, Mooncake JSONL, ours, or generated:conversation."),
+        typer.Option("--trace", metavar="FILE", help="Azure, BurstGPT, Mooncake, vLLM bench, ours, or generated:NAME."),
     ] = None,
     trace_start: Annotated[float, typer.Option("--trace-start", min=0.0, help="Skip so many seconds of it.")] = 0.0,
     prompts_file: Annotated[

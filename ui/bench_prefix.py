@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ def register(group: typer.Typer) -> None:
 
 def prefix(
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="JSONL with hash_ids (Mooncake) or blocks.")
+        str | None, typer.Option("--trace", metavar="FILE", help="With blocks: Mooncake's, ours or generated:agentic.")
     ] = None,
     capacity: Annotated[
         str, typer.Option("--capacity", metavar="N,N,...", help="Blocks of the trace that the pool holds.")
@@ -35,7 +34,7 @@ def prefix(
     """Replay a trace through the pool's index: hit rate by capacity, beside LRU and the best that is possible."""
     if trace is None:
         raise UsageFault("there is no trace to replay; give one with --trace FILE")
-    command = [sys.executable, "-m", "nodes.pool.replay", "--trace", str(trace), "--capacity", capacity]
+    command = [sys.executable, "-m", "nodes.pool.replay", "--trace", trace, "--capacity", capacity]
     command += [] if policy is None else ["--policy", policy]
     command += ["--json"] if json else []
     raise typer.Exit(subprocess.run(command, check=False).returncode)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from transfer.errors import InvalidValue
+from transfer.objectives import parse_objectives
 from transfer.terms import Slo
+from transfer.traces.arrivals import poisson_times
+from transfer.traces.lines import decode_lines
+from transfer.traces.loading import Wanted, load_trace
+from transfer.traces.request import TraceRequest
 from ui.errors import CliError, UsageFault
-from ui.traces import Call, cut_trace, decode_lines, load_trace, poisson_times
 
 SAMPLE_TEXT = (
     "The harbour wakes before the town does. Gulls argue over crates of herring while an old clerk counts barrels "
@@ -32,7 +38,7 @@ class Job:
 
     index: int
     at_s: float
-    prompt: str | list[int] | Call
+    prompt: str | list[int] | TraceRequest
     max_tokens: int
     traffic_class: str = ""
     expect: str | None = None
@@ -86,7 +92,7 @@ class PromptMaker:
 
     def tokens(self, job: Job) -> str | list[int]:
         """The prompt to send; blocks with equal ids become equal tokens."""
-        if not isinstance(job.prompt, Call):
+        if not isinstance(job.prompt, TraceRequest):
             return job.prompt
         call = job.prompt
         ids: list[int] = []
@@ -122,21 +128,10 @@ def make_jobs(load: Load, max_context: int | None) -> tuple[list[Job], int]:
 
 def parse_slos(texts: Sequence[str]) -> dict[str, Slo]:
     """`ttft:2,tpot:0.2` (all classes, key "") and `NAME=ttft:2,tpot:0.2`, seconds. Raises UsageFault."""
-    slos: dict[str, Slo] = {}
-    for text in texts:
-        name, equals, rest = text.rpartition("=")
-        values: dict[str, float] = {}
-        for part in rest.split(","):
-            key, colon, number = part.strip().partition(":")
-            if not colon or key not in ("ttft", "tpot", "e2e") or not _is_positive(number):
-                raise UsageFault(f"{text!r} is not an objective; write it like --slo ttft:2,tpot:0.2 (seconds)")
-            values[key] = float(number)
-        if "ttft" not in values or "tpot" not in values:
-            raise UsageFault(f"{text!r} needs both ttft and tpot; write it like --slo ttft:2,tpot:0.2 (seconds)")
-        slos[name.strip() if equals else ""] = Slo(
-            ttft_s=values["ttft"], tpot_s=values["tpot"], e2e_s=values.get("e2e")
-        )
-    return slos
+    try:
+        return parse_objectives(texts)
+    except InvalidValue as error:
+        raise UsageFault(str(error)) from None
 
 
 def parse_classes(text: str) -> tuple[tuple[str, float], ...]:
@@ -162,14 +157,20 @@ def parse_span(text: str, flag: str) -> tuple[int, int]:
     return span
 
 
-def _calls(load: Load) -> list[Call]:
+def _calls(load: Load) -> list[TraceRequest]:
     if load.trace is not None:
-        calls = load_trace(load.trace, load.rate, load.num, load.seed)
-        rate = None if load.trace.startswith("generated:") else load.rate
-        return cut_trace(calls, rate, load.num, load.duration_s, load.trace_start_s)
+        wanted = Wanted(
+            rate=load.rate, num=load.num, duration_s=load.duration_s, start_s=load.trace_start_s, seed=load.seed
+        )
+        with _told_by_cli():
+            return load_trace(load.trace, wanted).requests
     draw = random.Random(f"lengths-{load.seed}")
-    times = _arrival_times(load)
-    return [Call(at_s, draw.randint(*load.prompt_tokens), draw.randint(*load.output_tokens)) for at_s in times]
+    return [
+        TraceRequest(
+            at_s=at_s, prompt_tokens=draw.randint(*load.prompt_tokens), output_tokens=draw.randint(*load.output_tokens)
+        )
+        for at_s in _arrival_times(load)
+    ]
 
 
 def _arrival_times(load: Load) -> list[float]:
@@ -209,21 +210,32 @@ def read_prompts(path: Path) -> list[PromptLine]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CliError(f"cannot read the prompts {path} ({reason}); give a file with --prompts-file FILE") from None
     lines: list[PromptLine] = []
-    for number, line in decode_lines(texts, path, PromptLine, "a prompt"):
-        if (line.prompt is None) == (line.prompt_token_ids is None):
-            raise CliError(f"line {number} of {path} must have one of prompt and prompt_token_ids; mend or drop it")
-        lines.append(line)
+    with _told_by_cli():
+        for number, line in decode_lines(texts, path, PromptLine, "a prompt"):
+            if (line.prompt is None) == (line.prompt_token_ids is None):
+                raise CliError(f"line {number} of {path} must have one of prompt and prompt_token_ids; mend or drop it")
+            lines.append(line)
     if not lines:
         raise CliError(f"{path} holds no prompt; give another file with --prompts-file FILE")
     return lines
 
 
-def _fit(call: Call, max_context: int | None) -> Call:
+@contextlib.contextmanager
+def _told_by_cli() -> Iterator[None]:
+    """Sentences about files are whole as they are."""
+    try:
+        yield
+    except InvalidValue as error:
+        raise CliError(str(error)) from None
+
+
+def _fit(call: TraceRequest, max_context: int | None) -> TraceRequest:
     """The call, shortened if prompt and output do not fit the context together."""
     if max_context is None or call.prompt_tokens + call.output_tokens <= max_context:
         return call
     output = min(call.output_tokens, max(1, max_context // 2))
-    return replace(call, prompt_tokens=max(1, min(call.prompt_tokens, max_context - output)), output_tokens=output)
+    prompt = max(1, min(call.prompt_tokens, max_context - output))
+    return msgspec.structs.replace(call, prompt_tokens=prompt, output_tokens=output)
 
 
 def _draw_class(load: Load, draw: random.Random) -> str:

@@ -241,8 +241,9 @@ class TierIndex:
 
     def _leading(self, hashes: Sequence[bytes]) -> list[bytes]:
         run: list[bytes] = []
+        dram = self._dram
         for h in hashes:
-            if not self._here(h):
+            if h not in dram and not self._here(h):
                 break
             run.append(h)
         return run

@@ -47,6 +47,7 @@ class ReusePolicy:
         """num_blocks: of the pool; sets how finely age is told and how far back is remembered."""
         self._num_blocks = max(1, num_blocks)
         self._epoch_blocks = max(1, self._num_blocks // EPOCHS_A_CAPACITY)
+        self._epoch_end = self._epoch_blocks
         self._model = ReuseModel(self._num_blocks, MAX_USES)
         width = 1 << (4 * self._num_blocks).bit_length()
         self._sketch_width = min(MAX_SKETCH_WIDTH, max(MIN_SKETCH_WIDTH, width))
@@ -57,16 +58,19 @@ class ReusePolicy:
         self._epoch = self._num_stored = self._fitted_at = self._num_counted = 0
 
     def stored(self, h: bytes, parent: bytes | None, now: float, user: str | None = None) -> None:
-        self.removed(h)
-        self._advance()
+        if h in self._entries:
+            self.removed(h)
+        self._num_stored += 1
+        if self._num_stored >= self._epoch_end:
+            self._advance()
         self._enter(h, self._count(h), user)
 
     def hit(self, h: bytes, now: float, user: str | None = None) -> None:
         entry = self._entries.get(h)
         if entry is None:
             return
-        again = entry.again or (user is not None and entry.user not in (None, user))
         first = entry.user if entry.user is not None else user
+        again = entry.again or (user is not None and first != user)
         if entry.group[1] != self._epoch:
             self._count(h)
             self.removed(h)
@@ -100,25 +104,24 @@ class ReusePolicy:
         return self._sketch.add(h)
 
     def _enter(self, h: bytes, uses: int, user: str | None, again: bool = False) -> None:
-        kind = min(uses, MAX_USES)
-        group = (kind, self._epoch)
+        kind, epoch = uses if uses < MAX_USES else MAX_USES, self._epoch
+        group = (kind, epoch)
         self._entries[h] = _Entry(uses, group, user, again)
-        if group not in self._groups:
-            self._groups[group] = {}
+        members = self._groups.get(group)
+        if members is None:
+            members = self._groups[group] = {}
             if self._ranking is not None:
-                insort(self._ranking, (self._model.worth(kind - 1, 0), self._epoch, kind))
-        self._groups[group][h] = None
-        self._model.use(h, kind - 1, self._epoch)
+                insort(self._ranking, (self._model.worth(kind - 1, 0), epoch, kind))
+        members[h] = None
+        self._model.use(h, kind - 1, epoch)
 
     def _advance(self) -> None:
-        """One more block is stored: time goes on."""
-        self._num_stored += 1
-        if self._num_stored < (self._epoch + 1) * self._epoch_blocks:
-            return
+        """As many blocks are stored as an epoch has: time goes on."""
         for kind in range(1, MAX_USES + 1):
             if not self._groups.get((kind, self._epoch), True):
                 del self._groups[kind, self._epoch]
         self._epoch += 1
+        self._epoch_end = (self._epoch + 1) * self._epoch_blocks
         self._ranking = None
         since = self._num_stored - self._fitted_at
         if since >= max(FIT_EVERY_BLOCKS, FIT_EVERY_EPOCHS * self._epoch_blocks):

@@ -1,7 +1,7 @@
 """Replays a recorded trace through the pool's own index: hit rate by capacity, beside LRU and what is possible at best.
 
 A hit is a leading block of a prompt that the index holds when the prompt arrives; the rest is then stored. No bytes
-are moved. Reads Mooncake's JSONL (hash_ids of 512 tokens) and Phaseplane's own (blocks).
+are moved. Reads what names blocks: Mooncake's traces, Phaseplane's own, and generated:agentic or generated:multiturn.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import heapq
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from nodes.pool.policy import DEFAULT_POLICY, POLICIES, EvictionPolicy, make_policy
 from nodes.pool.store import PoolStore
 from transfer.errors import InvalidValue, PhaseplaneError
+from transfer.traces.loading import Wanted, load_trace
 
 DEFAULT_CAPACITIES = "1000,3000,10000,30000,50000"
 NEVER = 1 << 62
@@ -46,33 +46,17 @@ class HitRates(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
-class _Line(msgspec.Struct, frozen=True):
-    timestamp: float | None = None
-    hash_ids: list[int] = []
-    at_s: float | None = None
-    blocks: list[int] = []
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of at least one block, in order of time. Raises InvalidValue with a sentence."""
-    decoder = msgspec.json.Decoder(_Line)
-    prompts: list[Prompt] = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    try:
-                        prompts += _prompt(decoder.decode(text))
-                    except msgspec.DecodeError as error:
-                        raise InvalidValue(
-                            f"line {number} of {path} is not a request of a trace ({error}); mend or drop it"
-                        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidValue(f"cannot read the trace {path} ({reason}); give a file with --trace FILE") from None
+def read_prompts(source: str, wanted: Wanted | None = None) -> list[Prompt]:
+    """Prompts of at least one block, in order of time, of a file or of generated traffic. Raises InvalidValue."""
+    requests = load_trace(source, wanted or Wanted()).requests
+    prompts = [
+        Prompt(request.at_s, tuple(hashlib.sha256(b"%d" % number).digest() for number in request.blocks))
+        for request in requests
+        if request.blocks
+    ]
     if not prompts:
-        raise InvalidValue(f"the trace {path} names no blocks (hash_ids or blocks); give another with --trace FILE")
-    return sorted(prompts, key=lambda prompt: prompt.at_s)
+        raise InvalidValue(f"the trace {source} names no blocks (hash_ids or blocks); give another with --trace FILE")
+    return prompts
 
 
 def measure(prompts: Sequence[Prompt], capacity: int, policy: str = DEFAULT_POLICY) -> HitRates:
@@ -130,7 +114,7 @@ def belady(prompts: Sequence[Prompt], capacity: int) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="phaseplane bench prefix", description=__doc__)
-    parser.add_argument("--trace", type=Path, required=True, help="JSONL of requests with their blocks")
+    parser.add_argument("--trace", required=True, help="a file of requests with their blocks, or generated:agentic")
     parser.add_argument("--capacity", default=DEFAULT_CAPACITIES, help="blocks that the pool holds, comma separated")
     parser.add_argument("--policy", default=DEFAULT_POLICY, help=", ".join(POLICIES))
     parser.add_argument("--json", action="store_true", help="one JSON line for each capacity")
@@ -152,12 +136,6 @@ def main(argv: list[str] | None = None) -> int:
         print("error: interrupted; run the command again", file=sys.stderr)
         return 130
     return 0
-
-
-def _prompt(line: _Line) -> list[Prompt]:
-    ids = line.hash_ids or line.blocks
-    at_s = line.at_s if line.at_s is not None else (line.timestamp or 0.0) / 1000
-    return [Prompt(at_s, tuple(hashlib.sha256(b"%d" % number).digest() for number in ids))] if ids else []
 
 
 def _capacities(text: str) -> list[int]:

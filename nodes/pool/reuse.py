@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CAPACITIES_FOLLOWED = 16
 """A sampled hash is followed until so many times the pool's blocks were stored after its last use."""
@@ -26,8 +26,7 @@ HAZARD_FADES = 0.8
 MAX_HAZARD = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(NamedTuple):
     kind: int
     epoch: int
 
@@ -60,12 +59,14 @@ class ReuseModel:
         """Content was stored or asked for; it is of `kind` from now on."""
         if zlib.crc32(h) >= self._sampled_below:
             return
-        self._end(h, epoch, used=True)
-        self._followed[h] = use = _Use(kind, epoch)
+        followed = self._followed
+        if h in followed:
+            self._end(h, epoch, used=True)
+        followed[h] = use = _Use(kind, epoch)
         self._waiting[use] = self._waiting.get(use, 0) + 1
-        while len(self._followed) > 1:
-            oldest = next(iter(self._followed))
-            if len(self._followed) <= MAX_FOLLOWED and epoch - self._followed[oldest].epoch < self._edges[-1]:
+        while len(followed) > 1:
+            oldest = next(iter(followed))
+            if len(followed) <= MAX_FOLLOWED and epoch - followed[oldest].epoch < self._edges[-1]:
                 break
             self._end(oldest, epoch, used=False)
 

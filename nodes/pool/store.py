@@ -74,9 +74,9 @@ class PoolStore(TierIndex):
             raise Refused("this write to the pool is under way already")
         if len(self._writes) >= self._limits.writes:
             raise Refused(f"the pool has {len(self._writes)} writes under way, as many as it takes; try again later")
-        new = [h for h in dict.fromkeys(hashes) if not self._here(h) and h not in self._writing]
-        keep = frozenset(hashes)
-        if not self._make_room(len(new), keep):
+        dram = self._dram
+        new = [h for h in dict.fromkeys(hashes) if h not in dram and not self._here(h) and h not in self._writing]
+        if not self._make_room(len(new), frozenset(hashes) if new else frozenset()):
             raise Refused(
                 f"the pool has no room for {len(new)} blocks: the others are pinned, written or just asked for"
             )

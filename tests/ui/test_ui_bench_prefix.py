@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+LINE = '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [%s]}'
+
 
 def phaseplane(*arguments, **environment):
     command = [sys.executable, "-m", "ui.cli", "bench", *arguments]
@@ -16,7 +18,7 @@ def phaseplane(*arguments, **environment):
 
 def test_the_replay_is_printed_as_json_lines(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"timestamp": 0, "hash_ids": [1, 2]}\n{"timestamp": 1, "hash_ids": [1, 3]}\n')
+    trace.write_text(f"{LINE % '1, 2'}\n{LINE % '1, 3'}\n")
     ran = phaseplane("prefix", "--trace", str(trace), "--capacity", "4,5", "--json")
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -28,7 +30,7 @@ def test_the_replay_is_printed_as_json_lines(tmp_path):
 
 def test_its_options_come_from_variables_and_files_too(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"timestamp": 0, "hash_ids": [1, 2]}\n')
+    trace.write_text(LINE % "1, 2")
     config = tmp_path / "phaseplane.toml"
     config.write_text(f'[bench_prefix]\ntrace = "{trace}"\npolicy = "lru"\njson = true\n')
     ran = phaseplane("prefix", "--config", str(config), PHASEPLANE_BENCH_PREFIX_CAPACITY="7")

@@ -16,6 +16,7 @@ from nodes.pool.replay import Prompt, belady, main, measure, read_prompts, repla
 from transfer.errors import InvalidValue
 
 TRACE_VARIABLE = "PHASEPLANE_TEST_CONVERSATION_TRACE"
+OURS = '{"at_s": 1, "prompt_tokens": 9, "output_tokens": 1, "blocks": [%s]}'
 LRU_RATES = {1000: 0.044, 3000: 0.065, 10_000: 0.212, 30_000: 0.326, 50_000: 0.355}
 
 
@@ -124,27 +125,40 @@ def test_a_loop_larger_than_the_pool_does_not_defeat_the_default() -> None:
     assert rates.hit_rate > 0.5 * rates.belady > 0
 
 
-def test_traces_of_both_formats_are_read_in_order_of_time(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(
+@pytest.mark.parametrize(
+    "text",
+    [
         '{"timestamp": 2000, "input_length": 9, "output_length": 1, "hash_ids": [1, 2]}\n\n'
-        '{"at_s": 1.5, "prompt_tokens": 4, "output_tokens": 1, "blocks": [1]}\n'
-        '{"timestamp": 3000, "input_length": 9, "output_length": 1, "hash_ids": []}\n'
-    )
-    read = read_prompts(trace)
-    assert [(prompt.at_s, len(prompt.hashes)) for prompt in read] == [(1.5, 1), (2.0, 2)]
+        '{"timestamp": 1500, "input_length": 4, "output_length": 1, "hash_ids": [1]}\n'
+        '{"timestamp": 3000, "input_length": 9, "output_length": 1, "hash_ids": []}\n',
+        '{"at_s": 2.0, "prompt_tokens": 9, "output_tokens": 1, "blocks": [1, 2]}\n'
+        '{"at_s": 1.5, "prompt_tokens": 4, "output_tokens": 1, "blocks": [1]}\n',
+    ],
+)
+def test_traces_are_read_in_order_of_time(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(text)
+    read = read_prompts(str(trace))
+    assert [(prompt.at_s, len(prompt.hashes)) for prompt in read] == [(0.0, 1), (0.5, 2)]
     assert read[0].hashes[0] == read[1].hashes[0]
     assert len(read[0].hashes[0]) == 32
+
+
+def test_generated_sessions_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", "generated:agentic?num=300", "--capacity", "500,20000", "--json"]) == 0
+    small, large = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert 0 < small["hit_rate"] < large["hit_rate"]
+    assert small["num_prompts"] == 300
 
 
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [
         ("{]", (), "line 1 of .* is not a request of a trace"),
-        ('{"timestamp": 1}', (), "names no blocks"),
-        ('{"at_s": 1, "blocks": [1, 2, 3]}', ("--capacity", "2"), "2 blocks cannot hold the longest prompt, of 3"),
-        ('{"at_s": 1, "blocks": [1]}', ("--capacity", "9,x"), "--capacity takes whole numbers"),
-        ('{"at_s": 1, "blocks": [1]}', ("--policy", "fifo"), "no eviction policy 'fifo'"),
+        ('{"timestamp": 1, "input_length": 9, "output_length": 1}', (), "names no blocks"),
+        (OURS % "1, 2, 3", ("--capacity", "2"), "2 blocks cannot hold the longest prompt, of 3"),
+        (OURS % "1", ("--capacity", "9,x"), "--capacity takes whole numbers"),
+        (OURS % "1", ("--policy", "fifo"), "no eviction policy 'fifo'"),
     ],
 )
 def test_what_cannot_be_replayed_is_a_sentence(
@@ -161,7 +175,7 @@ def test_what_cannot_be_replayed_is_a_sentence(
 
 def test_json_is_a_line_for_each_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"timestamp": 0, "hash_ids": [1, 2]}\n{"timestamp": 1, "hash_ids": [1, 3]}\n')
+    trace.write_text(f"{OURS % '1, 2'}\n{OURS % '1, 3'}\n")
     assert main(["--trace", str(trace), "--capacity", "2,4", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["capacity_blocks"] for line in lines] == [2, 4]
@@ -176,7 +190,7 @@ def test_json_is_a_line_for_each_capacity(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.slow
 @pytest.mark.skipif(TRACE_VARIABLE not in os.environ, reason=f"{TRACE_VARIABLE} names no trace")
 def test_the_conversation_trace_hits_more_than_lru_at_every_size() -> None:
-    asked = read_prompts(Path(os.environ[TRACE_VARIABLE]))
+    asked = read_prompts(os.environ[TRACE_VARIABLE])
     for capacity, lru in LRU_RATES.items():
         rates = measure(asked, capacity)
         assert rates.lru == pytest.approx(lru, abs=0.0006)
