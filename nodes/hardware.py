@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from transfer.errors import InvalidValue
@@ -24,30 +25,42 @@ PRICE_PER_CORE_HOUR = 0.04
 
 
 def _gpu(
-    name: str, tflops: float, memory_gb: float, tb_per_s: float, link_gbit: float, price: float
-) -> HardwareProfile:
+    name: str, tflops: tuple[float, float, float], memory_gb: float, tb_per_s: float, scale_up_gb_per_s: float,
+    link_gbit: float, price: float, scale_up_size: int = 8,
+) -> HardwareProfile:  # fmt: skip
+    bf16, fp8, fp4 = tflops
     return HardwareProfile(
         name=name,
         num_gpus=1,
-        peak_flops=tflops * TERA,
+        peak_flops=bf16 * TERA,
         memory_bytes=memory_gb * GIGA,
         memory_bytes_per_s=tb_per_s * TERA,
         link_bytes_per_s=link_gbit / 8 * GIGA,
         price_per_hour=price,
+        peak_flops_fp8=fp8 * TERA,
+        peak_flops_fp4=fp4 * TERA,
+        scale_up_bytes_per_s=scale_up_gb_per_s * GIGA,
+        scale_up_size=scale_up_size,
     )
 
 
 PRESETS: dict[str, HardwareProfile] = {
     profile.name: profile
     for profile in (
-        # name, bf16 dense TFLOPS, GB, TB/s, Gbit/s one GPU can send to another host (its share of the NICs), $/h
-        _gpu("H800", 989, 80, 3.35, 400, 2.0),
-        _gpu("H20", 148, 96, 4.0, 200, 0.70),
-        _gpu("H100", 989, 80, 3.35, 400, 3.0),
-        _gpu("H200", 989, 141, 4.8, 400, 4.0),
-        _gpu("A100", 312, 80, 2.04, 200, 1.5),
-        _gpu("L40S", 362, 48, 0.864, 200, 1.0),
-        _gpu("CPU", 115, 1000, 0.25, 400, 0.5),
+        # name, dense TFLOPS (bf16, fp8, fp4), GB, TB/s, GB/s one GPU sends to its neighbours (half of what vendors
+        # quote for both directions), Gbit/s one GPU can send to another host (its share of the NICs), $/h. Prices, and
+        # all of B300 and GB300, are indicative.
+        _gpu("H800", (989, 1979, 0), 80, 3.35, 200, 400, 2.0),
+        _gpu("H20", (148, 296, 0), 96, 4.0, 450, 200, 0.70),
+        _gpu("H100", (989, 1979, 0), 80, 3.35, 450, 400, 3.0),
+        _gpu("H200", (989, 1979, 0), 141, 4.8, 450, 400, 4.0),
+        _gpu("A100", (312, 0, 0), 80, 2.04, 300, 200, 1.5),
+        _gpu("L40S", (362, 733, 0), 48, 0.864, 32, 200, 1.0),
+        _gpu("B200", (2250, 4500, 9000), 180, 7.7, 900, 400, 5.0),
+        _gpu("B300", (2250, 4500, 13500), 270, 7.7, 900, 800, 6.0),
+        _gpu("GB200", (2500, 5000, 10000), 186, 8.0, 900, 400, 6.5, 72),
+        _gpu("GB300", (2500, 5000, 15000), 279, 8.0, 900, 800, 7.5, 72),
+        _gpu("CPU", (115, 0, 0), 1000, 0.25, 0, 400, 0.5),
     )
 }
 
@@ -66,12 +79,9 @@ def with_gpus(profile: HardwareProfile, num_gpus: int) -> HardwareProfile:
     the link and the price grow. Raises InvalidValue below one."""
     if num_gpus < 1:
         raise InvalidValue(f"an instance needs at least one GPU, got {num_gpus}")
-    return HardwareProfile(
-        name=profile.name,
+    return msgspec.structs.replace(
+        profile,
         num_gpus=num_gpus,
-        peak_flops=profile.peak_flops,
-        memory_bytes=profile.memory_bytes,
-        memory_bytes_per_s=profile.memory_bytes_per_s,
         link_bytes_per_s=profile.link_bytes_per_s * num_gpus,
         price_per_hour=profile.price_per_hour * num_gpus,
     )

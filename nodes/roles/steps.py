@@ -20,6 +20,10 @@ from transfer.wire.messages import StepOutput, TokenItem
 
 EWMA_WEIGHT = 0.1
 MIN_SPEED = 1e-3
+MAX_JUMP = 5.0
+"""A step this many times slower or faster than expected says nothing of the next ones (the process stood still, a page
+was missing), unless it happens ODD_RUN times in a row."""
+ODD_RUN = 5
 SPEED_HALF_LIFE_S = 10.0
 """Of a correction nobody renews: an instance that was slow once must not stay without work for it."""
 
@@ -38,6 +42,7 @@ class Stepper:
         self.step_s = 0.0
         """Exponentially weighted mean, seconds."""
         self._speed, self._measured_at = 1.0, 0.0
+        self._num_odd = 0
 
     def speed(self, now: float) -> float:
         """Measured / predicted step time, exponentially weighted; it fades to 1.0 while no step is run."""
@@ -46,7 +51,7 @@ class Stepper:
 
     def role_changed(self) -> None:
         """What the other phase's steps took says nothing about this one's."""
-        self.step_s, self._speed = 0.0, 1.0
+        self.step_s, self._speed, self._num_odd = 0.0, 1.0, 0
 
     def wake(self) -> None:
         """Something entered the core: look for a step. An idle instance sleeps."""
@@ -123,7 +128,12 @@ class Stepper:
         weight = EWMA_WEIGHT if self.step_s else 1.0
         self.step_s += weight * (measured_s - self.step_s)
         if predicted_s > 0.0:
-            before, self._measured_at = self.speed(now - measured_s), now
+            before = self.speed(now - measured_s)
+            odd = not before / MAX_JUMP <= measured_s / predicted_s <= before * MAX_JUMP
+            self._num_odd = self._num_odd + 1 if odd else 0
+            if odd and self._num_odd < ODD_RUN:
+                return
+            self._measured_at = now
             self._speed = max(MIN_SPEED, before + EWMA_WEIGHT * (measured_s / predicted_s - before))
 
 

@@ -6,10 +6,13 @@ corrects with what it sees.
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -19,13 +22,18 @@ from nodes.engines.engine import Chunk, Sampling, StepBatch
 from nodes.engines.native.config import DecoderConfig
 from nodes.engines.native.linear import make_linear
 from nodes.engines.native.plan import Limits
-from transfer.profile import HardwareProfile, LatencyProfile, ModelShape
+from nodes.engines.prediction import predicted_step_s
+from transfer.profile import HardwareProfile, LatencyProfile, ModelShape, StepRange
 from transfer.terms import SamplingParams
+
+log = logging.getLogger(__name__)
 
 RunStep = Callable[[StepBatch], float]
 """Runs one step and returns its seconds."""
 
 BUDGET_S = 1.5
+MAX_DRIFT = 1.5
+"""A kept profile that is off by more than this factor is not used."""
 _LOOPBACK_BYTES_PER_S = 5e9
 _EFFICIENCIES = (1e-7, 10.0)
 """Bounds that only absurd measurements meet. Above 1 means that the declared hardware is slower than this one."""
@@ -85,6 +93,32 @@ def measure_machine(dtype: torch.dtype, device: torch.device) -> HardwareProfile
     )
 
 
+def device_name(device: torch.device) -> str:
+    """What a fit of latency holds for: the accelerator's name, or the processor's and how many cores are ours."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass  # not Linux: the architecture has to do
+    return f"{name} x {len(os.sched_getaffinity(0))}"
+
+
+def still_holds(latency: LatencyProfile, run: RunStep, limits: Limits) -> bool:
+    """Whether a step of one token takes about what the profile says; if not, says so in the log."""
+    step = _decode(1, 0, limits)
+    measured_s, predicted_s = _timed(run, step, time.monotonic() + BUDGET_S, 5), predicted_step_s(latency, step.chunks)
+    if predicted_s / MAX_DRIFT <= measured_s <= predicted_s * MAX_DRIFT:
+        return True
+    log.warning(
+        "the calibrated profile says %.1f ms for a decode step and it takes %.1f ms; a shorter measurement is used: "
+        "run `phaseplane calibrate` again", 1e3 * predicted_s, 1e3 * measured_s,
+    )  # fmt: skip
+    return False
+
+
 def measure_latency(profile: LatencyProfile, run: RunStep, limits: Limits) -> LatencyProfile:
     """`profile` with coefficients fitted to timed steps of one token, of a batch (new and deep), and of a prompt.
 
@@ -134,6 +168,12 @@ def fit_latency_profile(profile: LatencyProfile, times: StepTimes) -> LatencyPro
         alpha_s=alpha,
         beta_s=beta,
         provenance="measured",
+        fitted_to=StepRange(
+            num_new_tokens=max(times.num_tokens, times.batch),
+            batch=times.batch,
+            context_tokens=max(times.num_tokens, times.batch * (times.context + 1)),
+            attention_pairs=max(pairs, times.batch * (times.context + 1)),
+        ),
     )
 
 
@@ -145,13 +185,14 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
     """Best of several runs within a tenth of a second."""
     best, end = float("inf"), time.monotonic() + 0.1
     run()
-    while time.monotonic() < end:
+    while True:  # once at least: on a machine that is busy the warm-up alone may take all of the time
         started = time.perf_counter()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - started)
-    return best
+        if time.monotonic() >= end:
+            return best
 
 
 def _timed(run: RunStep, batch: StepBatch, deadline: float, rounds: int) -> float:
@@ -166,14 +207,15 @@ def _timed(run: RunStep, batch: StepBatch, deadline: float, rounds: int) -> floa
 
 
 def _decode(batch: int, context: int, limits: Limits) -> StepBatch:
-    """One token of each sequence. They share blocks, which changes nothing of what a step costs."""
+    """One token of each sequence. Each reads blocks of its own, where there are enough: shared ones would be in a
+    cache."""
     greedy = Sampling(params=SamplingParams(max_tokens=1, temperature=0.0), history=(), num_output=0)
-    blocks = list(range(context // limits.block_size + 1))
-    chunks = [
-        Chunk(request_id=str(row), tokens=[0], start=context, block_table=blocks, sampling=greedy)
-        for row in range(batch)
-    ]
-    return StepBatch(chunks=chunks)
+    count = context // limits.block_size + 1
+    firsts = [row * count if (row + 1) * count <= limits.num_blocks else 0 for row in range(batch)]
+    return StepBatch([
+        Chunk(str(row), tokens=[0], start=context, block_table=list(range(first, first + count)), sampling=greedy)
+        for row, first in enumerate(firsts)
+    ])  # fmt: skip
 
 
 def _prompt(num_tokens: int, limits: Limits) -> StepBatch:

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 
 from nodes.engines.engine import LayerGate, OnLayer, StepBatch, StepResult
-from nodes.engines.native.calibration import decoder_shape, measure_latency, measure_machine
+from nodes.engines.native.calibration import decoder_shape, device_name, measure_latency, measure_machine, still_holds
 from nodes.engines.native.config import DecoderConfig, read_config
 from nodes.engines.native.kv import TORCH_DTYPES, PagedKv
 from nodes.engines.native.model import Decoder
 from nodes.engines.native.plan import Limits, check_batch, plan_step
 from nodes.engines.native.sampling import sample
+from nodes.profiles import ProfileKey, load_profile
 from transfer.errors import EngineFailed, InvalidValue
 from transfer.kv.arena import KvArena
 from transfer.models import read_identity
@@ -34,7 +35,8 @@ class NativeEngine:
 
     dtype: "float32", "bfloat16", "float16" or "auto" (bfloat16 where the processor computes it natively).
     device: "cpu", "cuda" or "auto". num_blocks wins over kv_bytes. num_threads: None leaves torch's default.
-    hardware: what the node declares; measured when None. measure: time a few steps for `latency`.
+    hardware: what the node declares; measured when None. measure: time a few steps for `latency`. calibrated: use what
+    `phaseplane calibrate` kept for the same model, dtype, device and threads, where it still holds.
 
     Idempotency: a step with the same chunk writes the same KV. `close` is idempotent.
     Raises InvalidValue when the model, dtype or device cannot be used, or when there is no room for the KV.
@@ -55,6 +57,7 @@ class NativeEngine:
         num_threads: int | None = None,
         hardware: HardwareProfile | None = None,
         measure: bool = True,
+        calibrated: bool = True,
     ) -> None:
         self.device = _choose_device(device)
         self.dtype_name = _choose_dtype(dtype, self.device)
@@ -75,7 +78,8 @@ class NativeEngine:
         self._is_closed = False
         try:
             self._decoder = self._thread.submit(self._load, model_dir).result()
-            self.hardware, self.latency = self._thread.submit(self._profile, hardware, measure).result()
+            self.profile_key = self._thread.submit(self._key, hardware).result()
+            self.hardware, self.latency = self._thread.submit(self._profile, hardware, measure, calibrated).result()
         except BaseException:
             self._thread.shutdown(wait=True)
             self._kv.close()
@@ -134,13 +138,26 @@ class NativeEngine:
         sampled = {chunk.request_id: token for chunk, token in zip(plan.sampled, tokens, strict=True)}
         return StepResult(sampled=sampled, duration_s=time.perf_counter() - started, waited_s=waited_s)
 
-    def _profile(self, hardware: HardwareProfile | None, measure: bool) -> tuple[HardwareProfile, LatencyProfile]:
-        dtype = TORCH_DTYPES[self.dtype_name]
-        declared = hardware or measure_machine(dtype, self.device)
+    def _key(self, hardware: HardwareProfile | None) -> ProfileKey:
+        """Runs in the engine's thread, whose number of threads it tells."""
+        return ProfileKey(
+            model=self.model.revision, dtype=self.dtype_name, device=device_name(self.device),
+            num_threads=torch.get_num_threads(), software=f"torch {torch.__version__}",
+            hardware=hardware.name if hardware is not None else "",
+        )  # fmt: skip
+
+    def _profile(
+        self, hardware: HardwareProfile | None, measure: bool, calibrated: bool
+    ) -> tuple[HardwareProfile, LatencyProfile]:
+        def run(batch: StepBatch) -> float:
+            return self._step(batch, None, None).duration_s
+
+        stored = load_profile(self.profile_key) if measure and calibrated else None
+        if stored is not None and still_holds(stored.latency, run, self._limits):
+            return stored.latency.hardware, stored.latency
+        declared = hardware or measure_machine(TORCH_DTYPES[self.dtype_name], self.device)
         profile = LatencyProfile(hardware=declared, shape=decoder_shape(self.config, self.layout.itemsize))
-        if measure:
-            profile = measure_latency(profile, lambda batch: self._step(batch, None, None).duration_s, self._limits)
-        return declared, profile
+        return declared, measure_latency(profile, run, self._limits) if measure else profile
 
 
 def kv_layout(model_dir: Path, *, dtype: str = "auto", device: str = "auto", block_size: int = 16) -> KvLayout:

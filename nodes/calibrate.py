@@ -1,0 +1,179 @@
+"""`python -m nodes.calibrate`: times steps of the native engine here, fits its LatencyProfile, and keeps the fit.
+
+Engines that start later here, with the same model, dtype, device and threads, use it. Nothing may run beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nodes.profiles import StoredProfile, save_profile
+from transfer.errors import PhaseplaneError
+from transfer.models import model_dir
+
+if TYPE_CHECKING:
+    from nodes.fitting import Fit, StepSample
+    from transfer.profile import LatencyProfile
+
+PROGRAM = "phaseplane calibrate"
+EXIT_INTERRUPTED = 130
+DEFAULT_SECONDS = 60.0
+GIB = 1 << 30
+BUSY_SPREAD = 0.15
+"""Steps that scatter by more than this say that something else is running."""
+
+
+class TimedStep(msgspec.Struct, frozen=True):
+    """One kind of step, its median of measured seconds, and what the fit says."""
+
+    num_new_tokens: int
+    context_tokens: int
+    batch: int
+    attention_pairs: int
+    seconds: float
+    predicted_s: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """error: relative median error on the steps fitted to; held_out: on steps left out, five parts in turn."""
+
+    model: str
+    dtype: str
+    device: str
+    num_threads: int
+    num_steps: int
+    num_timed: int
+    spread: float
+    error: float
+    held_out: float
+    worst: float
+    known_tokens: int
+    known_context: int
+    """Of a step, over its sequences: as far as the fit describes what was measured."""
+    coefficients: dict[str, float]
+    path: str
+    seconds: float
+    steps: tuple[TimedStep, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    if options.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as agents run: spinning threads starve each other
+    try:
+        report = asyncio.run(calibrate(options))
+    except ModuleNotFoundError as error:
+        print(f"error: {PROGRAM} needs {error.name}; run `pip install 'phaseplane[native,plan]'`", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted, nothing was kept; run the command again", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except PhaseplaneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot keep the profile ({error}); make room or set PHASEPLANE_HOME", file=sys.stderr)
+        return 1
+    print(msgspec.json.encode(report).decode() if options.json else _shown(report))
+    return 0
+
+
+async def calibrate(options: argparse.Namespace) -> Report:
+    """Raises InvalidValue for a model, dtype or size that cannot be used."""
+    from nodes.engines.native.engine import NativeEngine  # not above: an install may have neither torch nor scipy
+    from nodes.engines.native.grid import time_steps
+    from nodes.fitting import fit
+
+    begun = time.monotonic()
+    engine = NativeEngine(
+        model_dir(options.model), dtype=options.dtype, device=options.device, kv_bytes=int(options.kv_gib * GIB),
+        block_size=options.block_size, num_threads=options.threads, calibrated=False,
+    )  # fmt: skip
+    show = sys.stderr.isatty() and not options.json
+    try:
+        timed = await time_steps(engine, options.seconds, _show_timed if show else None)
+    finally:
+        await engine.close()
+        if show:
+            print(file=sys.stderr)
+    found = fit(timed.samples)
+    latency = found.profile(engine.latency)
+    path = save_profile(StoredProfile(engine.profile_key, latency, time.time(), len(timed.samples)))
+    key = engine.profile_key
+    return Report(
+        model=options.model, dtype=key.dtype, device=key.device, num_threads=key.num_threads,
+        num_steps=len(timed.samples), num_timed=timed.num_timed, spread=timed.spread, error=found.error,
+        held_out=found.held_out, worst=found.worst,
+        known_tokens=found.largest.num_new_tokens, known_context=found.largest.context_tokens,
+        coefficients=_coefficients(found), path=str(path),
+        seconds=time.monotonic() - begun, steps=tuple(_step(one, latency) for one in timed.samples),
+    )  # fmt: skip
+
+
+def _step(one: StepSample, latency: LatencyProfile) -> TimedStep:
+    return TimedStep(
+        num_new_tokens=one.num_new_tokens, context_tokens=one.context_tokens, batch=one.batch,
+        attention_pairs=one.attention_pairs, seconds=one.seconds, predicted_s=one.predicted_s(latency),
+    )  # fmt: skip
+
+
+def _coefficients(found: Fit) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in found.coefficients.items()}
+
+
+def _shown(report: Report) -> str:
+    lines = [
+        f"{report.model} in {report.dtype} on {report.device}, {report.num_threads} threads: "
+        f"{report.num_steps} kinds of steps, {report.num_timed} timed in {report.seconds:.0f} s",
+        f"median error {report.error:.1%}, on steps left out {report.held_out:.1%}, worst {report.worst:.1%}",
+        f"known for steps of up to {report.known_tokens} new tokens and {report.known_context} tokens of KV; "
+        "larger ones are extrapolated",
+        "  ".join(f"{name} {value:g}" for name, value in report.coefficients.items()),
+        f"kept in {report.path}; engines that start from now on use it",
+    ]
+    if report.spread > BUSY_SPREAD:
+        lines.append(f"warning: times scatter by {report.spread:.0%}: something else is running; stop it and run again")
+    return "\n".join(lines)
+
+
+def _show_timed(num_timed: int, share: float) -> None:
+    print(f"\r{num_timed} steps timed, {share:4.0%}", end="", file=sys.stderr, flush=True)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
+    add: Any = parser.add_argument
+    add("--model", default="smollm2-135m", help="a pulled model's name, or a directory")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="as `up` is told")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--threads", type=int, help="as `up` is told; by default torch's own choice")
+    add("--kv-gib", type=_positive, default=1.0, help="memory for the KV of the steps that are timed")
+    add("--block-size", type=int, default=16)
+    add(
+        "--seconds",
+        type=_positive,
+        default=DEFAULT_SECONDS,
+        help="how long to time; each step is timed three times at least",
+    )
+    add("--json", action="store_true", help="one line of JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
