@@ -18,7 +18,8 @@ from transfer.terms import Slo, Struct
 PREFIX = "PHASEPLANE_"
 FOREIGN_SECTIONS = (
     "up", "client", "status", "rebalance", "undo", "pull", "chat", "bench", "doctor", "why", "keys",
-    "bench_prefix", "bench_kv", "kvpool", "kvpool_stats",
+    "bench_prefix", "bench_kv", "kvpool", "kvpool_stats", "autopilot", "pin", "unpin", "simulate",
+    "validate", "calibrate", "plan",
 )  # fmt: skip
 """Sections of the same file that other programs read."""
 ALIASES = {

@@ -3,7 +3,9 @@
 Paths: GET /v1/fleet (FleetState), GET /v1/live (SSE of LiveFrame), POST /v1/plans (PlanRequest -> Plan),
 GET /v1/plans, GET /v1/plans/{id}, POST /v1/plans/{id}/apply (ApplyRequest -> Plan), POST /v1/plans/{id}/undo
 (ApplyRequest -> Plan: the inverse plan, applied), GET /v1/requests, GET /v1/requests/{id} (RequestRecord),
-GET /v1/audit (AuditRow). Errors are {"error": {"message", "type", "param", "code"}} as in the OpenAI API.
+GET /v1/audit (AuditRow), GET and PUT /v1/autopilot (AutopilotRequest -> AutopilotView), POST /v1/autopilot/pins
+(PinRequest -> AutopilotView), DELETE /v1/autopilot/pins/{subject} (-> AutopilotView).
+Errors are {"error": {"message", "type", "param", "code"}} as in the OpenAI API.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from transfer.terms import Slo, Struct
 PlanStatus = Literal["planned", "applying", "done", "failed", "undone"]
 StepStatus = Literal["pending", "draining", "switching", "verifying", "done", "failed", "rolled_back"]
 Outcome = Literal["ok", "cancelled", "rejected", "timed_out", "error"]
+AutopilotMode = Literal["off", "advise", "auto"]
 KvWay = Literal["compute", "fetch", "both"]
 """Where a prompt's KV that is not on the instance comes from: computed, fetched but for less than a block, or the front
 fetched while the rest is computed."""
@@ -87,6 +90,11 @@ class InstanceView(Struct, frozen=True):
     """Stores to pools that wait or run on an engine; blocks of a kv_pool that are being put or may yet go to SSD."""
     last_seen_s: float = 0.0
     """Seconds since its last word."""
+    provenance: str = ""
+    """Of its latency profile: preset, measured or fitted; "" for a kv_pool. latency_error: relative median error of
+    predicted step times, None where nobody measured it; speed: what its steps take of late over what is predicted."""
+    latency_error: float | None = None
+    speed: float = 1.0
 
 
 class KvView(Struct, frozen=True):
@@ -123,6 +131,9 @@ class FleetState(Struct, frozen=True):
     """One sentence for an operator: are objectives met, what is degraded."""
     uptime_s: float = 0.0
     kv: KvView = KvView()
+    autopilot: AutopilotMode = "off"
+    advice: str = ""
+    """What the autopilot would do or did at its last look, and why."""
 
 
 class LiveFrame(Struct, frozen=True):
@@ -164,6 +175,10 @@ class Prediction(Struct, frozen=True):
     ttft_p50_s: float | None = None
     tpot_p50_s: float | None = None
     basis: str = ""
+    attainment: float | None = None
+    """Share of the requests with objectives that are good."""
+    goodput_per_gpu: float | None = None
+    goodput_per_dollar: float | None = None
 
 
 class Plan(Struct, frozen=True):
@@ -200,6 +215,98 @@ class AuditRow(Struct, frozen=True):
     measured: Prediction | None = None
 
 
+class Evaluation(Struct, frozen=True):
+    """One look of the autopilot. ago_s: seconds before this answer. code: quiet (too little traffic), met (nothing to
+    gain), unsure, blind (heartbeats are out), busy (a plan runs), pinned, resting, advise, move, refused.
+
+    gain: predicted, as a share of goodput; low and high bound its 80 % interval; None where nothing is proposed.
+    """
+
+    ago_s: float
+    model: str
+    code: str
+    line: str
+    moves: dict[str, str] = {}
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+    duration_s: float | None = None
+
+
+class PinView(Struct, frozen=True):
+    """The autopilot leaves it alone. subject: an instance's id, or "split": all roles. left_s None: until released."""
+
+    subject: str
+    who: str
+    left_s: float | None
+    why: str = ""
+
+
+class ScoredMove(Struct, frozen=True):
+    """Attainment after a move: predicted before it, expected by the model for the load that then came, and measured of
+    the requests that arrived after it. gain: predicted, as a share of goodput."""
+
+    plan_id: str
+    actor: str
+    change: str
+    predicted: float
+    expected: float
+    measured: float
+    num_requests: int
+    gain: float | None = None
+
+
+class ScoreView(Struct, frozen=True):
+    """bias: mean of measured - expected attainment; error: root mean square of it as a share of the expected one, with
+    what profiles declare as its beginning. This error is what the intervals of the next moves allow for."""
+
+    num: int = 0
+    bias: float | None = None
+    error: float | None = None
+    moves: tuple[ScoredMove, ...] = ()
+
+
+class AutopilotSettings(Struct, frozen=True):
+    """every_s, window_s and rest_s are its three timers. max_moves None: a third of the engines."""
+
+    every_s: float
+    window_s: float
+    rest_s: float
+    floor: int
+    max_moves: int | None
+    pin_s: float
+
+
+class AutopilotView(Struct, frozen=True):
+    """GET /v1/autopilot. evaluations and score: the newest first."""
+
+    mode: AutopilotMode
+    rule: str
+    line: str
+    settings: AutopilotSettings
+    evaluations: tuple[Evaluation, ...] = ()
+    pins: tuple[PinView, ...] = ()
+    score: ScoreView = ScoreView()
+
+
+class AutopilotRequest(Struct, frozen=True):
+    """What to change; None leaves it. max_moves 0: a third of the engines."""
+
+    mode: AutopilotMode | None = None
+    floor: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    max_moves: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
+    actor: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = "operator"
+
+
+class PinRequest(Struct, frozen=True):
+    """subject: an instance's id, or "split". ttl_s None: until released."""
+
+    subject: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS)] = "split"
+    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    why: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = ""
+    actor: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = "operator"
+
+
 class CandidateView(Struct, frozen=True):
     """One placement that was considered. chosen marks the winner; reason says why another one lost."""
 
@@ -218,6 +325,10 @@ class CandidateView(Struct, frozen=True):
     fetched_blocks: int = 0
     """To be fetched from kv_source, those on the instance already left out; fetch_s: predicted for them."""
     fetch_s: float = 0.0
+    provenance: str = ""
+    """Where the least certain of its step times comes from: fitted, measured, preset, or extrapolated, beyond the steps
+    that were measured. error: the larger relative median error of its step times, None where nobody measured one."""
+    error: float | None = None
 
 
 class RequestRecord(Struct, frozen=True):

@@ -36,14 +36,38 @@ class CountMin:
 
     def add(self, key: bytes) -> int:
         """Count it once more; returns the new estimate."""
-        cells = [(row, place & self._mask) for row, place in zip(self._rows, self._hashed(key), strict=True)]
-        count = min(MAX_COUNT, min(row[place] for row, place in cells) + 1)
-        for row, place in cells:
-            row[place] = max(row[place], count)
+        mask = self._mask
+        if len(self._rows) == 4:  # as below, for what is counted most
+            (a, b, c, d), (i, j, k, n) = self._rows, self._hashed(key)
+            i, j, k, n = i & mask, j & mask, k & mask, n & mask
+            one, two, three, four = a[i], b[j], c[k], d[n]
+            count = min(one, two, three, four)
+            if count < MAX_COUNT:
+                more = count + 1
+                if one == count:
+                    a[i] = more
+                if two == count:
+                    b[j] = more
+                if three == count:
+                    c[k] = more
+                if four == count:
+                    d[n] = more
+                return int(more)
+            return int(count)
+        places = self._hashed(key)
+        cells = [(row, place & mask) for row, place in zip(self._rows, places, strict=True)]
+        counts = [row[place] for row, place in cells]
+        count = min(counts)
+        if count < MAX_COUNT:
+            for (row, place), seen in zip(cells, counts, strict=True):
+                if seen == count:  # conservative: those above it keep their count
+                    row[place] = seen + 1
+            count += 1
         return count
 
     def estimate(self, key: bytes) -> int:
-        return min(row[place & self._mask] for row, place in zip(self._rows, self._hashed(key), strict=True))
+        mask = self._mask
+        return min([row[place & mask] for row, place in zip(self._rows, self._hashed(key), strict=True)])
 
     def age(self) -> None:
         """Halve every count, rounding down, so that what was often seen long ago is forgotten."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, get_args
+from typing import Any, Protocol, cast, get_args
+
+import msgspec
 
 from controlplane.core import events as ev
 from controlplane.core.events import Effect, Event, NodeMessage
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.streams import TokenRouter
 from transfer.actors.actor import Actor, Envelope
-from transfer.api import AuditRow, FleetState, Plan, RequestRecord
+from transfer.api import AuditRow, AutopilotView, FleetState, Plan, RequestRecord
 from transfer.errors import MailboxFull, PeerLost, ProtocolError
 from transfer.wire.endpoint import Endpoint, PeerEvent
 from transfer.wire.messages import Hello, Message, NotWelcome, PrefillDone, StepOutput
@@ -43,6 +46,8 @@ class Core(Protocol):
 
     def metrics(self) -> dict[str, float]: ...
 
+    def autopilot(self, now: float) -> AutopilotView: ...
+
 
 class SchedulerActor(Actor):
     """Delivery: events in the order they were posted, each handled once and journalled before it is.
@@ -61,7 +66,7 @@ class SchedulerActor(Actor):
         self._core, self._router, self._now = core, router, now
         self._on_finished, self._on_audit = on_finished, on_audit
         self._journal, self._check_hello = journal, check_hello
-        self._asks: dict[str, asyncio.Future[Plan]] = {}
+        self._asks: dict[str, asyncio.Future[Any]] = {}
         self._refused: set[str] = set()
 
     # --- what the gateway calls -------------------------------------------------------------------------------
@@ -87,18 +92,28 @@ class SchedulerActor(Actor):
     def plan(self, plan_id: str) -> Plan | None:
         return self._core.plan(plan_id)
 
+    def autopilot(self) -> AutopilotView:
+        return self._core.autopilot(self._now())
+
     async def ask(self, event: ev.PlanWanted | ev.ApplyWanted) -> Plan:
         """The plan, or ApiError with the core's refusal."""
-        answer: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
-        self._asks[event.ask_id] = answer
+        return cast(Plan, await self._answer(event.ask_id, event))
+
+    async def steer(self, event: ev.AutopilotWanted) -> AutopilotView:
+        """The autopilot after the change, or ApiError with the core's refusal."""
+        return cast(AutopilotView, await self._answer(event.ask_id, event))
+
+    async def _answer(self, ask_id: str, event: Event) -> object:
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._asks[ask_id] = answer
         try:
             self.post(event)
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 return await answer
         except TimeoutError:
-            raise ApiError(504, "the scheduler did not answer in time; ask for the plan to see what happened") from None
+            raise ApiError(504, "the scheduler did not answer in time; ask again to see what happened") from None
         finally:
-            del self._asks[event.ask_id]
+            del self._asks[ask_id]
 
     def tick(self) -> None:
         """To be called every TICK_S."""
@@ -158,10 +173,14 @@ class SchedulerActor(Actor):
             case ev.Finished():
                 self._on_finished(effect.record)
             case ev.Audit():
-                self._on_audit(effect.row)
+                row = effect.row
+                self._on_audit(row if row.at_s else msgspec.structs.replace(row, at_s=time.time()))
             case ev.PlanReady():
                 if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
                     answer.set_result(effect.plan)
+            case ev.AutopilotReady():
+                if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
+                    answer.set_result(effect.view)
             case ev.PlanRefused():
                 if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
                     answer.set_exception(ApiError(effect.status, effect.message))

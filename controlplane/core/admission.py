@@ -18,7 +18,8 @@ STARVED_S = 5.0
 
 
 class WaitingLine:
-    """Requests without a place, by model, in order of priority and arrival. Bounded by admission."""
+    """Requests without a place, by model, in order of priority and arrival. Bounded by admission; a policy may try them
+    in an order of its own."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[Request]] = {}
@@ -50,15 +51,19 @@ class Rejection(NamedTuple):
     retry_after_s: float
 
 
-def predicted_wait_s(group: Group | None, line: list[Request], usual_hold_s: float) -> float:
-    """Seconds until a request at the end of the line gets a place: the slower of prefill (tokens ahead over the
-    fleet's rate) and decode (Little's law: requests ahead x usual stay / running requests)."""
+def predicted_wait_s(
+    group: Group | None, line: list[Request], usual_hold_s: float, now: float, computed_share: float = 1.0
+) -> float:
+    """Seconds until a request at the end of the line gets a place: the slower of prefill (tokens ahead that must be
+    computed over the fleet's rate) and decode (Little's law: requests ahead x usual stay / running requests). Those
+    that let others go ahead do not count."""
     if group is None:
         return 0.0
     servers = [*group.prefills, *group.mixed] or group.decodes
     rate = sum(one.rate_tokens_per_s for one in servers)
-    ahead = sum(one.num_tokens for one in line)
-    charged_s = min((one.queue_s() for one in servers), default=0.0)
+    line = [one for one in line if not one.yields]
+    ahead = computed_share * sum(one.num_tokens for one in line)
+    charged_s = min((one.queue_s(now) for one in servers), default=0.0)
     prefill_s = charged_s + ahead / rate if rate > 0 else 0.0
     rows = sum(one.rows for one in (*group.decodes, *group.mixed))
     decode_s = len(line) * usual_hold_s / rows if rows else 0.0
@@ -75,18 +80,26 @@ def reject_full(config: CoreConfig, num_waiting: int, wait_s: float, rng: Random
     )
 
 
-def reject_hopeless(config: CoreConfig, request: Request, ttft_s: float, rng: Random) -> Rejection | None:
-    """429 when the predicted TTFT is beyond what the request can use. Early rejection as in Mooncake (FAST'25,
-    section 7), by default only against the request's own timeout."""
+def reject_hopeless(
+    config: CoreConfig, request: Request, ttft_s: float, rng: Random, error_s: float = 0.0
+) -> Rejection | None:
+    """429 when the predicted TTFT is beyond what the request can use by more than error_s, the prediction's error.
+    Early rejection as in Mooncake (FAST'25, section 7), by default only against the request's own timeout."""
     if config.early_reject == "never" or request.num_resumes or request.chosen is not None:
         return None
     limit_s = request.spec.timeout_s
     if config.early_reject == "objective" and request.slo is not None:
         limit_s = min(limit_s, request.slo.ttft_s)
-    if ttft_s <= limit_s:
+    if ttft_s - error_s <= limit_s:
         return None
+    return late_rejection(config, ttft_s, limit_s, rng, error_s)
+
+
+def late_rejection(config: CoreConfig, ttft_s: float, limit_s: float, rng: Random, error_s: float = 0.0) -> Rejection:
+    """The answer to a request whose first token is predicted in ttft_s, later than limit_s."""
+    error = f" ({error_s:.1f} s more or less)" if error_s else ""
     return Rejection(
-        f"the first token is predicted in {ttft_s:.1f} s, later than the {limit_s:g} s this request can wait; "
+        f"the first token is predicted in {ttft_s:.1f} s{error}, later than the {limit_s:g} s this request can wait; "
         "try again later",
         retry_after_s(config, ttft_s - limit_s, rng),
     )

@@ -28,12 +28,15 @@ class Buckets:
         """Count one value. Negative ones and NaN are a caller's bug and raise ValueError."""
         if not value >= 0:
             raise ValueError(f"a histogram takes values of at least 0, got {value}")
+        self.add_to(bucket_index(value) if value > 0 else None, value)
+
+    def add_to(self, index: int | None, value: float) -> None:
+        """The same for a value whose bucket_index is known; None: that of zero."""
         self.count += 1
         self.total += value
-        if value == 0:
+        if index is None:
             self.zeros += 1
         else:
-            index = bucket_index(value)
             self.counts[index] = self.counts.get(index, 0) + 1
 
     def merge(self, other: Buckets) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Literal
 
 import msgspec
 
+from controlplane.core.policies.names import DEFAULT_POLICY, POLICY_NAMES
 from transfer.errors import ConfigError
 from transfer.terms import Slo, Struct
 
@@ -30,7 +32,8 @@ class CoreConfig(Struct, frozen=True):
     reserve_retry_s: float = 2.0
     """An unanswered Reserve is sent again after this, and given up after a lease."""
 
-    policy: Literal["slo", "fastest", "round_robin"] = "slo"
+    policy: str = DEFAULT_POLICY
+    """How requests are placed: one of policies/names.py."""
     colocate: Literal["auto", "never", "always"] = "auto"
     """Mixed instances: by prediction, only when there is no prefill and decode pair, or whenever there is one."""
     without_prefill: Literal["serve_on_decode", "refuse"] = "serve_on_decode"
@@ -38,6 +41,8 @@ class CoreConfig(Struct, frozen=True):
     """Up to this many tokens without KV may be computed on the decode instance itself."""
     num_considered: int = 4
     """Prefill and decode instances that are weighed against each other in full."""
+    num_explained: int = 8
+    """Candidates that are kept of each decision for its why, the winner included."""
     prefill_backlog_s: float = 4.0
     """Beyond this predicted queue a prefill instance gets no more work; requests wait here, where they can move."""
     room_watermark: float = 0.01
@@ -88,6 +93,21 @@ class CoreConfig(Struct, frozen=True):
     max_role_orders: int = 4
     measure_s: float = 10.0
     """Window after a plan in which its effect is measured."""
+
+    autopilot: Literal["off", "advise", "auto"] = "advise"
+    """Role switches for goodput: never looked for, proposed, or made (autopilot.py)."""
+    autopilot_every_s: float = 3.0
+    autopilot_window_s: float = 60.0
+    """Traffic it judges by; a sixth of it may be enough, and traffic_window_s is looked at too."""
+    autopilot_rest_s: float = 15.0
+    """After a plan, before it makes another."""
+    autopilot_floor: int = 1
+    """Prefill, decode and mixed instances it leaves where there are any."""
+    autopilot_max_moves: int | None = None
+    """Most role switches of one move; None: a third of the engines, rounded up."""
+    pin_s: float = 3600.0
+    """An operator's plan keeps the autopilot from changing roles for so long, unless it is released; 0: it does not."""
+
     traffic_window_s: float = 300.0
     min_traffic: int = 10
     """Fewer arrivals than this in the window: no prediction."""
@@ -100,20 +120,27 @@ class CoreConfig(Struct, frozen=True):
 
 def check_config(config: CoreConfig) -> CoreConfig:
     """The same config. Raises ConfigError with a sentence when a value cannot work."""
+    if config.policy not in POLICY_NAMES:
+        nearest = difflib.get_close_matches(config.policy, POLICY_NAMES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"policy {config.policy!r} is unknown; did you mean {nearest!r}? There are {', '.join(POLICY_NAMES)}"
+        )
     if config.default_class not in config.classes:
         raise ConfigError(f"default_class {config.default_class!r} is not one of the classes {sorted(config.classes)}")
     for name in (
         "heartbeat_s", "lease_s", "abort_retry_s", "reserve_retry_s", "prefill_backlog_s", "max_queue", "max_resumes",
-        "num_considered", "max_migrations", "migrate_timeout_s", "drain_timeout_s", "switch_timeout_s",
+        "num_considered", "num_explained", "max_migrations", "migrate_timeout_s", "drain_timeout_s", "switch_timeout_s",
         "same_host_bytes_per_s", "directory_blocks", "max_plans", "measure_s", "traffic_window_s", "max_role_orders",
         "suspect_after", "ssd_bytes_per_s", "replicas", "hot_arrivals", "hot_window_s", "replicate_blocks",
-        "max_replications", "replicate_timeout_s",
+        "max_replications", "replicate_timeout_s", "autopilot_every_s", "autopilot_window_s", "autopilot_floor",
     ):  # fmt: skip
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name} must be above 0, got {getattr(config, name)}")
-    for name in ("fetch_latency_s", "replicate_again_s", "ramp_s"):
+    for name in ("fetch_latency_s", "replicate_again_s", "ramp_s", "autopilot_rest_s", "pin_s"):
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must be at least 0, got {getattr(config, name)}")
+    if config.autopilot_max_moves is not None and config.autopilot_max_moves < 1:
+        raise ConfigError(f"autopilot_max_moves must be at least 1, got {config.autopilot_max_moves}")
     if config.lease_s < 2 * config.heartbeat_s:
         raise ConfigError(f"lease_s ({config.lease_s}) must be at least twice heartbeat_s ({config.heartbeat_s})")
     if config.max_engine_failures <= config.suspect_after:

@@ -1,45 +1,24 @@
-"""Which candidates compete for a request, and what stands in the way when there is none."""
+"""Asks the policy for a place, and says what stands in the way where it has none."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from heapq import nsmallest
-from typing import NamedTuple
 
 from controlplane.core.config import CoreConfig
-from controlplane.core.estimate import Estimator, Matches
+from controlplane.core.estimate import Estimator
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance
-from controlplane.core.placement import Candidate, Wanted, choose
+from controlplane.core.placement import Block, Blocked, Wanted
+from controlplane.core.policies.protocol import Answer, Situation
+from controlplane.core.policies.registry import POLICIES
+
+__all__ = ["Block", "Blocked", "decide", "migration_target", "unserved"]
 
 
-class Block(StrEnum):
-    """Why a request has no place now."""
-
-    NO_DECODE = "no_decode"
-    NO_PREFILL = "no_prefill"
-    ROOM = "room"
-    BACKLOG = "backlog"
-    NEVER_FITS = "never_fits"
-
-
-class Blocked(NamedTuple):
-    block: Block
-    sentence: str
-
-
-def decide(config: CoreConfig, group: Group, wanted: Wanted, matches: Matches) -> list[Candidate] | Blocked:
-    """Candidates for serving a request now, best first; or what it has to wait for."""
-    estimator = Estimator(config, group, wanted, matches)
-    has_pairs = bool(group.prefills and group.decodes)
-    candidates: list[Candidate] = []
-    if group.mixed and (config.colocate != "never" or not has_pairs):
-        candidates += [estimator.local(one) for one in estimator.mixed()]
-    if group.decodes and not (config.colocate == "always" and group.mixed):
-        candidates += _with_decode(config, group, wanted, estimator)
-    if candidates:
-        return choose(candidates, wanted, config)
-    return _blocked(config, group, wanted, estimator)
+def decide(at: Situation) -> Answer:
+    """Candidates for serving a request now, best first; what it has to wait for; or a rejection."""
+    answer = POLICIES[at.config.policy].place(at)
+    return _blocked(at) if isinstance(answer, list) and not answer else answer
 
 
 def migration_target(config: CoreConfig, group: Group, wanted: Wanted, source: Instance) -> Instance | None:
@@ -64,20 +43,6 @@ def migration_target(config: CoreConfig, group: Group, wanted: Wanted, source: I
     return None
 
 
-def _with_decode(config: CoreConfig, group: Group, wanted: Wanted, estimator: Estimator) -> list[Candidate]:
-    """Pairs of a prefill and a decode instance; and decode alone where little is missing or no prefill is ready."""
-    decodes = estimator.decodes()
-    alone = not group.prefills and config.without_prefill == "serve_on_decode"
-    found = [
-        estimator.local(one)
-        for one in decodes
-        if (alone and estimator.takes_work(one)) or estimator.uncached(one) <= config.local_prefill_tokens
-    ]
-    if wanted.num_tokens > 1 and decodes:
-        found += [estimator.pair(option, decode) for option in estimator.prefills() for decode in decodes]
-    return found
-
-
 def unserved(config: CoreConfig, model: str, group: Group | None) -> Blocked | None:
     """Which role has no ready instance, in a sentence; None when the model can be served."""
     if group is None or not (group.decodes or group.mixed):
@@ -87,7 +52,8 @@ def unserved(config: CoreConfig, model: str, group: Group | None) -> Blocked | N
     return None
 
 
-def _blocked(config: CoreConfig, group: Group, wanted: Wanted, estimator: Estimator) -> Blocked:
+def _blocked(at: Situation) -> Blocked:
+    config, group, wanted = at.config, at.group, at.wanted
     model = group.model.name
     if missing := unserved(config, model, group):
         return missing
@@ -98,6 +64,6 @@ def _blocked(config: CoreConfig, group: Group, wanted: Wanted, estimator: Estima
         return Blocked(Block.NEVER_FITS, (
             f"{wanted.num_tokens} tokens need {wanted.need_blocks} KV blocks and the largest instance has "
             f"{group.largest_blocks}; shorten the prompt or give the instances more KV memory"))  # fmt: skip
-    if not any(estimator.has_room(one) for one in holders):
+    if not any(at.estimator.has_room(one) for one in holders):
         return Blocked(Block.ROOM, f"no decode instance of {model} has {wanted.need_blocks} free KV blocks")
     return Blocked(Block.BACKLOG, f"every prefill instance of {model} has {config.prefill_backlog_s:g} s of work")

@@ -14,6 +14,7 @@ from controlplane.core.fleet import Fleet
 from controlplane.core.goodput import GoodputCore
 from controlplane.core.ledger import Ledger, Order
 from controlplane.core.lifecycle import Request
+from controlplane.core.policies.memory import Memory
 from controlplane.core.traffic import Traffic
 from transfer.terms import InstanceId, RequestId
 from transfer.wire.messages import Message
@@ -38,6 +39,8 @@ class Desk:
         self.line = WaitingLine()
         self.goodput = GoodputCore(config.classes)
         self.traffic = Traffic(config.traffic_window_s)
+        self.memory = Memory()
+        """What the placement policy remembers."""
         self.counters: dict[str, int] = {}
         self.held: dict[InstanceId, RequestId] = {}
         """Instances set aside for one request each (suspects.py)."""
@@ -45,7 +48,7 @@ class Desk:
         self._num_picks = 0
 
     def begin(self, now: float) -> None:
-        self.now = max(now, self.now)
+        self.now = self.ledger.now = max(now, self.now)
         if self.started_s is None:
             self.started_s = self.now
 

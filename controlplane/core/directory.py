@@ -137,11 +137,18 @@ class Directory:
 
     def _store(self, holder: _Holder, hashes: Sequence[bytes], on_ssd: bool) -> None:
         flag, masks = 1 << holder.bit, self._masks
+        known, to_end = masks.get, masks.move_to_end
         for key in hashes:
-            masks[key] = masks.get(key, 0) | flag
-            masks.move_to_end(key)
-            holder.hashes[key] = None
-            self._tier(key, flag, on_ssd)
+            mask = known(key)
+            if mask is None:
+                masks[key] = flag
+            else:
+                masks[key] = mask | flag
+                to_end(key)
+        holder.hashes.update(dict.fromkeys(hashes))
+        if on_ssd or self._ssd:
+            for key in hashes:
+                self._tier(key, flag, on_ssd)
         while len(masks) > self._max_hashes:
             key, mask = masks.popitem(last=False)
             self._ssd.pop(key, None)
@@ -150,10 +157,12 @@ class Directory:
 
     def _remove(self, holder: _Holder, hashes: Sequence[bytes]) -> None:
         flag, masks = 1 << holder.bit, self._masks
+        held, on_ssd = holder.hashes, bool(self._ssd)
         for key in hashes:
-            if key in holder.hashes:
-                del holder.hashes[key]
-                self._tier(key, flag, on_ssd=False)
+            if key in held:
+                del held[key]
+                if on_ssd:
+                    self._tier(key, flag, on_ssd=False)
                 left = masks[key] & ~flag
                 if left:
                     masks[key] = left

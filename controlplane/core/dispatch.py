@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from controlplane.core.admission import LOOK_AHEAD, STARVED_S, predicted_wait_s, reject_full, reject_hopeless
-from controlplane.core.decide import Block, Blocked, decide
+from functools import partial
+
+from controlplane.core.admission import (
+    LOOK_AHEAD,
+    STARVED_S,
+    Rejection,
+    predicted_wait_s,
+    reject_full,
+    reject_hopeless,
+)
+from controlplane.core.config import CoreConfig
+from controlplane.core.decide import decide
 from controlplane.core.desk import Desk
 from controlplane.core.endings import Endings
+from controlplane.core.estimate import Estimator
 from controlplane.core.events import Arrived, Expect
 from controlplane.core.fleet import Group
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, new_request
-from controlplane.core.placement import Candidate, Wanted, explain
+from controlplane.core.placement import Block, Blocked, Candidate, Wanted, explain
+from controlplane.core.policies.protocol import Situation
+from controlplane.core.policies.registry import POLICIES
 from controlplane.core.replication import Replication
+from controlplane.core.residents import running_on
 from controlplane.core.stages import ADMISSION, QUEUE
 from controlplane.core.suspects import blocked_by_others, is_suspect, room_for
 from transfer.kv.block import block_hashes
@@ -19,6 +33,9 @@ from transfer.terms import unpack_tokens
 from transfer.wire.messages import Reserve
 
 MAX_DOUBLINGS = 6
+AGAIN_S = 0.02
+WAIT_ERROR = 0.2
+"""Relative error bar of a predicted wait in line."""
 DEFAULT_OUTPUT = 128
 """Output tokens expected of a class before any of its requests has finished."""
 
@@ -28,6 +45,8 @@ class Dispatch:
         self._desk, self._endings, self._replication = desk, endings, replication
         self._num_arrived = 0
         self._stages: dict[str, str] = {}
+        self._again_s: dict[str, float] = {}
+        """When those who wait are tried again, where no place comes free before."""
 
     def arrived(self, event: Arrived) -> Request | None:
         """Take a request, or reject it before any work. A repeated id in flight is ignored: None."""
@@ -41,14 +60,16 @@ class Dispatch:
         minted = desk.ledger.highest(spec.request_id)
         request = new_request(spec, self._num_arrived, name, config.classes[name], minted)
         desk.requests[spec.request_id] = request
-        desk.traffic.arrived(desk.now, spec.model)
+        desk.traffic.arrived(spec.request_id, desk.now, spec.model, name, request.num_prompt, spec.sampling.max_tokens)
         desk.count("arrived")
         group = desk.fleet.groups.get(spec.model)
         line = desk.line.of(spec.model)
-        wait_s = predicted_wait_s(group, line, desk.goodput.usual_hold_s) if line else 0.0
+        share = desk.memory.computed_share(desk.now)
+        wait_s = predicted_wait_s(group, line, desk.goodput.usual_hold_s, desk.now, share) if line else 0.0
         rejection = reject_full(config, len(desk.line), wait_s, desk.random)
         if rejection is None and line:
-            rejection = reject_hopeless(config, request, wait_s, desk.random)
+            error_s = WAIT_ERROR * wait_s if config.early_reject == "objective" else 0.0
+            rejection = reject_hopeless(config, request, wait_s, desk.random, error_s)
         if rejection is not None:
             self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
             return request
@@ -65,20 +86,39 @@ class Dispatch:
         desk.stirred = False
         models = desk.line.models()
         self._stages = {model: stage for model, stage in self._stages.items() if model in models}
+        self._again_s = {model: at_s for model, at_s in self._again_s.items() if model in models}
         for model in models:
-            self._pump_model(desk.line.of(model), desk.fleet.groups.get(model))
+            group = desk.fleet.groups.get(model)
+            if group is None or not self._rests(model, group):
+                self._pump_model(desk.line.of(model), group)
+
+    def _rests(self, model: str, group: Group) -> bool:
+        """Whether those who wait found no place a moment ago and none has come free."""
+        free = POLICIES[self._desk.config.policy].free
+        return (
+            free is not None
+            and self._desk.now < self._again_s.get(model, 0.0)
+            and not free(group, self._desk.now, self._desk.memory)
+        )
 
     def _pump_model(self, line: list[Request], group: Group | None) -> None:
         num_failed = 0
+        order = POLICIES[self._desk.config.policy].order
+        if order is not None and len(line) > 1:
+            line = order(line, self._desk.now, self._desk.memory)
         for request in line:
-            block = self._try(request, group)
+            resting = request.yields and self._desk.now < request.again_s
+            block = Block.BETTER_LATER if resting else self._try(request, group)
             if block is None or block is Block.NEVER_FITS or is_suspect(self._desk, request):
                 continue  # a suspect waits for an empty instance and holds nobody up
             num_failed += 1
+            self._again_s[request.spec.model] = self._desk.now + AGAIN_S
             if num_failed == 1:
                 self._behind(request, block)
             starved = self._desk.now - request.since_s > STARVED_S
-            if block is not Block.ROOM or starved or num_failed > LOOK_AHEAD:
+            if block not in (Block.ROOM, Block.BETTER_LATER) or num_failed > LOOK_AHEAD:
+                return
+            if starved and block is Block.ROOM:
                 return
 
     def _behind(self, head: Request, block: Block) -> None:
@@ -98,30 +138,47 @@ class Dispatch:
             request.waits_for = f"no instance of {request.spec.model} is ready"
             return Block.NO_DECODE
         wanted = self.wanted(request, group)
-        found = self._decide(request, group, wanted)
+        room = room_for(desk, request, group)
+        if isinstance(room, Blocked):
+            request.waits_for = room.sentence
+            return room.block
+        at = self._situation(request, group, wanted, *room)
+        found = decide(at)
         if isinstance(found, Blocked):
-            request.waits_for = found.sentence
+            found = blocked_by_others(group, at.group, found)
+            request.waits_for, request.yields = found.sentence, found.block is Block.BETTER_LATER
+            request.again_s = found.again_s
             if found.block is Block.NEVER_FITS:
                 self._endings.fail(request, 400, "invalid", found.sentence)
             return found.block
-        rejection = reject_hopeless(desk.config, request, wanted.waited_s + found[0].ttft_s, desk.random)
-        if rejection is not None:
-            self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
+        rejection = found if isinstance(found, Rejection) else self._hopeless(request, found[0], wanted)
+        if rejection is not None or isinstance(found, Rejection):
+            self._reject(request, rejection)
             return None
         if request.chosen is None:
             self._replication.arrived(self._hashes(request, group), request.root, group)
-            request.why = explain(found, wanted)
+            request.why = explain(found)
+        if (placed := POLICIES[at.config.policy].placed) is not None:
+            placed(at, found[0])
         self._place(request, found[0], wanted)
         return None
 
-    def _decide(self, request: Request, group: Group, wanted: Wanted) -> list[Candidate] | Blocked:
-        """Among the instances that are open to this request."""
-        room = room_for(self._desk, request, group)
-        if isinstance(room, Blocked):
-            return room
-        config, part = room
-        found = decide(config, part, wanted, self._desk.directory.match(self._hashes(request, group)))
-        return blocked_by_others(group, part, found) if isinstance(found, Blocked) else found
+    def _situation(self, request: Request, group: Group, wanted: Wanted, config: CoreConfig, part: Group) -> Situation:
+        """What the policy is asked, about the part of the group that is open to this request."""
+        desk = self._desk
+        matches = desk.directory.match(self._hashes(request, group))
+        return Situation(
+            config, part, wanted, matches, Estimator(config, part, wanted, matches, desk.now), desk.now, desk.memory,
+            desk.random, partial(running_on, desk),
+        )  # fmt: skip
+
+    def _hopeless(self, request: Request, best: Candidate, wanted: Wanted) -> Rejection | None:
+        ttft_s = wanted.waited_s + best.ttft_s
+        return reject_hopeless(self._desk.config, request, ttft_s, self._desk.random, best.error_s)
+
+    def _reject(self, request: Request, rejection: Rejection | None) -> None:
+        if rejection is not None:
+            self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
 
     def wanted(self, request: Request, group: Group) -> Wanted:
         """What the request needs of a place."""
@@ -133,12 +190,15 @@ class Dispatch:
             num_tokens=request.num_tokens, need_blocks=group.layout.num_blocks(request.num_tokens),
             keep_blocks=group.layout.num_blocks(request.num_tokens + int(output)), usual_output=output,
             slo=request.slo, waited_s=desk.now - spec.arrived_s, avoid=request.avoid, unfit=request.unfit,
+            max_output=left, tenant=spec.tenant, resumed=request.num_resumes > 0 or request.chosen is not None,
         )  # fmt: skip
 
     def _hashes(self, request: Request, group: Group) -> list[bytes]:
         """Hashes of the whole blocks of tokens[:-1], made once for each placement's tokens."""
         root = group.root(request.spec.salt)
-        if request.hashes is None or request.root != root:
+        if request.spec.hashes:
+            request.hashes, request.root = request.spec.hashes, root
+        elif request.hashes is None or request.root != root:
             tokens = unpack_tokens(request.tokens)[:-1]
             request.hashes, request.root = block_hashes(tokens, group.layout.block_size, root), root
         return list(request.hashes)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.events import Ended, Fail, Finished
-from controlplane.core.goodput import is_good
+from controlplane.core.goodput import counts_for_attainment, is_good
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
-from controlplane.core.traffic import Arrival
+from controlplane.core.placement import Candidate
+from controlplane.core.policies.memory import MAX_STOLEN
 from transfer.api import Outcome, RequestRecord
 from transfer.terms import RequestId
 
@@ -65,12 +68,14 @@ class Endings:
         desk.count("cached_tokens", cached)
         desk.count("output_tokens", record.output_tokens)
         if record.outcome == "ok":
-            desk.traffic.finished(
-                Arrival(
-                    at_s=desk.now, model=record.model, traffic_class=record.traffic_class,
-                    prompt_tokens=record.prompt_tokens, cached_tokens=cached, output_tokens=record.output_tokens,
-                )
-            )  # fmt: skip
+            desk.memory.finished(record.output_tokens)
+            if request.chosen is not None and record.tpot_s is not None and not request.num_migrations:
+                desk.memory.paced(_expected_s(request.chosen, desk), record.tpot_s, desk.now)
+        counts = request.slo is not None and counts_for_attainment(record, request.slo)
+        desk.traffic.ended(
+            record.request_id, record.model, ok=record.outcome == "ok", output_tokens=record.output_tokens,
+            cached_tokens=cached, good=record.good is True if counts else None,
+        )  # fmt: skip
         desk.emit(Finished(record=record))
         desk.stirred = True
 
@@ -113,12 +118,17 @@ class Endings:
             fetched_tokens=min(request.fetched_tokens, cached),
         )  # fmt: skip
         good = is_good(record, request.slo)
-        return record if good is None else _with_good(record, good)
+        return record if good is None else msgspec.structs.replace(record, good=good)
 
 
-def _with_good(record: RequestRecord, good: bool) -> RequestRecord:
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    return RequestRecord(**{**fields, "good": good})
+def _expected_s(chosen: Candidate, desk: Desk) -> float:
+    """The pace predicted for it when it was placed and what is predicted there now, halved: the batch has grown or
+    shrunk meanwhile, which is no error of a prediction."""
+    one = chosen.decode
+    if one.latency is None:
+        return chosen.tpot_s
+    stolen = min(MAX_STOLEN, desk.memory.stolen_share(one.id, desk.now))
+    return 0.5 * (chosen.tpot_s + one.step_hint_s() / (1.0 - stolen))
 
 
 def is_active(request: Request) -> bool:

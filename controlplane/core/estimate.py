@@ -5,10 +5,11 @@ Pure arithmetic over LatencyProfile, charged load and the directory. Chooses not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from heapq import nsmallest
+from typing import Any
 
 from controlplane.core.config import CoreConfig
 from controlplane.core.directory import Match
@@ -16,7 +17,7 @@ from controlplane.core.fetching import Fetch, Overlap, Path, best_fetch
 from controlplane.core.fleet import Group
 from controlplane.core.instance import US, Charge, Instance
 from controlplane.core.placement import Candidate, Wanted
-from transfer.terms import InstanceId
+from transfer.terms import InstanceId, KvLayout
 
 MAX_SOURCES = 2
 """Pools that are weighed as the source of one request's KV."""
@@ -43,64 +44,88 @@ class PrefillOption:
 
 
 class Estimator:
-    """Weighs one request against one model's group. Made for each decision, so that repeated figures are shared."""
+    """Weighs one request against one model's group. Made for each decision, so that repeated figures are shared.
 
-    def __init__(self, config: CoreConfig, group: Group, wanted: Wanted, matches: Matches) -> None:
+    fetches: whether KV may come from a pool.
+    """
+
+    def __init__(self, config: CoreConfig, group: Group, wanted: Wanted, matches: Matches, now: float | None = None,
+                 fetches: bool = True) -> None:  # fmt: skip
+        """now: loop time, from which work under way is aged; None: nothing is taken as done before it is heard."""
         self._config, self._group, self._wanted, self._matches = config, group, wanted, matches
+        self._now, self.fetches = now, fetches
         self._memo: dict[tuple[int, int, int], float] = {}
         self._steps: dict[InstanceId, float] = {}
+        self._token_bytes: dict[int, float] = {}
         self._block_size = group.layout.block_size
         self._max_match = max(0, wanted.num_tokens - 1) // self._block_size
-        self._sources = self._best_sources()
 
-    def prefills(self) -> list[PrefillOption]:
-        """The best few prefill instances that take work now, each with its best KV source."""
-        wanted, count = self._wanted, self._config.num_considered
-        tokens = wanted.num_tokens - 1
-        usable = [one for one in self._group.prefills if self.takes_work(one) and one.id not in wanted.unfit]
-        best = nsmallest(
-            count, usable,
-            key=lambda one: (one.queue_s() + self._compute_s(one, tokens, 0), one.picked, one.id),
-        )  # fmt: skip
-        holding = [one for one in usable if one.id in self._matches and one not in best]
-        holding = nsmallest(count, holding, key=lambda one: (-self._held(one), one.queue_s(), one.picked, one.id))
-        return [self._prefill_option(one) for one in best + holding]
+    # --- who may be asked at all ----------------------------------------------------------------------------
 
-    def decodes(self) -> list[Instance]:
-        """The best few decode instances with room."""
-        return self._best_decodes(self._group.decodes)
+    def open_prefills(self) -> list[Instance]:
+        """Prefill instances for this request, however long their queues; those that failed it only without others."""
+        unfit, prefills = self._wanted.unfit, self._group.prefills
+        return self._untried([one for one in prefills if one.id not in unfit] if unfit else prefills)
+
+    def open_decodes(self, instances: Sequence[Instance]) -> list[Instance]:
+        """Those of `instances` that have room for it now; those that failed it only without others."""
+        unfit, need, share = self._wanted.unfit, self._wanted.need_blocks, self._config.room_watermark
+        return self._untried([
+            one for one in instances
+            if one.free_blocks - one.pending_blocks >= need + (int(one.hello.num_blocks * share) + 1 if one.rows else 0)
+            and not one.full and one.id not in unfit
+        ])  # fmt: skip
+
+    def _untried(self, instances: list[Instance]) -> list[Instance]:
+        avoid = self._wanted.avoid
+        if not avoid:
+            return instances
+        fewest = min((avoid.get(one.id, 0) for one in instances), default=0)
+        return [one for one in instances if avoid.get(one.id, 0) == fewest]
+
+    def prefills(self, every: bool = False) -> list[PrefillOption]:
+        """The best few prefill instances that take work now (or of every one), each with its best KV source."""
+        tokens = self._wanted.num_tokens - 1
+        usable = [one for one in self.open_prefills() if every or self.takes_work(one)]
+        ready = [
+            (self.queue_s(one) + self.compute_s(one, tokens - held, held), -held, one.picked, one.id, one)
+            for one in usable for held in (self.held(one),)
+        ]  # fmt: skip
+        return [self.option(row[-1]) for row in self._few(ready)]
+
+    def decodes(self, instances: Sequence[Instance] | None = None) -> list[Instance]:
+        """The best few decode instances, or of those given, with room."""
+        return self._best_decodes(self._group.decodes if instances is None else instances)
 
     def mixed(self) -> list[Instance]:
         """The best few mixed instances with room that take work now."""
         return self._best_decodes([one for one in self._group.mixed if self.takes_work(one)])
 
+    # --- one way to serve it --------------------------------------------------------------------------------
+
     def pair(self, option: PrefillOption, decode: Instance) -> Candidate:
         """Prefill here, decode there."""
-        wanted, layout, prefill = self._wanted, self._group.layout, option.instance
-        tokens = wanted.num_tokens - 1
-        moving = tokens - self._held(decode)
-        num_bytes = moving * layout.token_bytes
-        transfer_s = num_bytes / self._link(prefill, decode)
-        last_layer = transfer_s / layout.num_layers
-        exposed_s = last_layer + max(0.0, transfer_s - last_layer - option.prefill_s)
-        step_s = self._step_s(decode)
+        wanted, prefill = self._wanted, option.instance
+        transfer_s = self.transfer_s(prefill, decode)
+        exposed_s = self.exposed_s(prefill, transfer_s, option.prefill_s)
+        step_s = self.step_s(decode)
         return Candidate(
             decode=decode, prefill=prefill, fetch=option.fetch, compute_tokens=option.compute_tokens,
             cached_tokens=option.cached_tokens, queue_s=option.queue_s, prefill_s=option.prefill_s,
             transfer_s=transfer_s, ttft_s=option.done_s + exposed_s + step_s, tpot_s=self._pace(decode, step_s, 0.0),
             short_blocks=wanted.keep_blocks - decode.room, faults=self._faults(prefill, decode),
-            charge_prefill=Charge(prefill_tokens=option.compute_tokens, prefill_us=option.compute_us),
+            charge_prefill=Charge(option.compute_tokens, option.compute_us, 1),
             charge_decode=self._decode_charge(),
         )  # fmt: skip
 
     def local(self, decode: Instance) -> Candidate:
         """One instance computes the prompt and decodes."""
         wanted = self._wanted
-        cached = self._held(decode)
+        cached = self.held(decode)
         tokens = wanted.num_tokens - cached
-        queue_s, compute_s = decode.queue_s(), self._compute_s(decode, tokens, cached)
+        queue_s, compute_s = self.queue_s(decode), self.compute_s(decode, tokens, cached)
         work = Charge(prefill_tokens=tokens, prefill_us=round(compute_s / decode.speed * US))
-        step_s = self._step_s(decode)
+        step_s = self.step_s(decode)
         return Candidate(
             decode=decode, prefill=None, fetch=None, compute_tokens=tokens, cached_tokens=cached, queue_s=queue_s,
             prefill_s=compute_s, transfer_s=0.0, ttft_s=queue_s + compute_s + (step_s if decode.rows else 0.0),
@@ -112,7 +137,7 @@ class Estimator:
 
     def uncached(self, decode: Instance) -> int:
         """Tokens of the request whose KV this instance lacks, the last one not counted."""
-        return self._wanted.num_tokens - 1 - self._held(decode)
+        return self._wanted.num_tokens - 1 - self.held(decode)
 
     def has_room(self, decode: Instance) -> bool:
         """Whether the blocks it needs at once would be granted, the watermark kept."""
@@ -121,52 +146,84 @@ class Estimator:
 
     def takes_work(self, one: Instance) -> bool:
         """Whether its prefill queue is short enough to be given more."""
-        return not one.prefill_tokens or one.queue_s() <= self._config.prefill_backlog_s
+        return not one.prefill_tokens or self.queue_s(one) <= self._config.prefill_backlog_s
 
-    def _best_decodes(self, instances: list[Instance]) -> list[Instance]:
-        wanted, count = self._wanted, self._config.num_considered
-        usable = [one for one in instances if one.id not in wanted.unfit and self.has_room(one)]
-        key: Callable[[Instance], tuple[bool, float, int, str]] = lambda one: (  # noqa: E731
-            one.room < wanted.keep_blocks, one.step_hint_s(), one.picked, one.id,
-        )  # fmt: skip
-        best = nsmallest(count, usable, key=key)
-        holding = [one for one in usable if one.id in self._matches and one not in best]
-        return best + nsmallest(count, holding, key=lambda one: (-self._held(one), one.picked, one.id))
+    def queue_s(self, one: Instance) -> float:
+        """Predicted seconds until prefill work charged now would start."""
+        return one.queue_s() if self._now is None else one.backlog_s(self._now)
 
-    def _best_sources(self) -> list[tuple[Instance, Match]]:
+    def transfer_s(self, prefill: Instance, decode: Instance) -> float:
+        """Seconds on the link for the KV that decode lacks."""
+        token_bytes = self._token_bytes.get(prefill.taste)
+        if token_bytes is None:
+            token_bytes = self._token_bytes[prefill.taste] = kv_token_bytes(prefill, self._group.layout)
+        moving = self._wanted.num_tokens - 1 - self.held(decode)
+        return moving * token_bytes / self._link(prefill, decode)
+
+    def exposed_s(self, prefill: Instance, transfer_s: float, prefill_s: float) -> float:
+        """The part of a transfer that does not hide behind computing: the last layer at least."""
+        last_layer = transfer_s / num_layers(prefill, self._group.layout)
+        return last_layer + max(0.0, transfer_s - last_layer - prefill_s)
+
+    def _few(self, rows: list[tuple[float, int, int, InstanceId, Instance]]) -> list[tuple[Any, ...]]:
+        """The first few of (score, -tokens held, picked, id, instance), and those that hold most of the others."""
+        count = self._config.num_considered
+        if len(rows) <= count:
+            return sorted(rows, key=_score)
+        best = nsmallest(count, rows, key=_score)
+        if not self._matches:
+            return best
+        ids = {row[3] for row in best}
+        holding = [row for row in rows if row[1] < 0 and row[3] not in ids]
+        return best + nsmallest(count, holding, key=_holding)
+
+    def _best_decodes(self, instances: Sequence[Instance]) -> list[Instance]:
+        keep = self._wanted.keep_blocks
+        rows = [
+            (one.step_hint_s() + (1e6 if one.room < keep else 0.0), -self.held(one), one.picked, one.id, one)
+            for one in self.open_decodes(instances)
+        ]
+        return [row[-1] for row in self._few(rows)]
+
+    @cached_property
+    def _sources(self) -> list[tuple[Instance, Match]]:
         """The pools that hold most of it, those with the least of that on SSD first."""
+        if not self.fetches or not self._group.pools:
+            return []
         held = [(pool, self._matches[name]) for name, pool in self._group.pools.items() if name in self._matches]
         return nsmallest(
             MAX_SOURCES, held,
             key=lambda one: (-min(one[1].blocks, self._max_match), one[1].ssd, one[0].fetch_scale, one[0].id),
         )  # fmt: skip
 
-    def _prefill_option(self, one: Instance) -> PrefillOption:
+    def option(self, one: Instance) -> PrefillOption:
         """Compute what is missing, fetch it, or fetch the front while the rest is computed: whatever is done first."""
         tokens, size, layout = self._wanted.num_tokens - 1, self._block_size, self._group.layout
-        cached = self._held(one)
-        best_s, best = self._compute_s(one, tokens - cached, cached), None
+        cached = self.held(one)
+        best_s, best = self.compute_s(one, tokens - cached, cached), None
         overlap: Overlap | None = None
         for pool, match in self._sources:
             most = min(match.blocks, self._max_match)
             if most * size <= cached:
                 continue
             overlap = overlap or Overlap(
-                partial(self._compute_s, one), tokens, size, one.hello.token_budget, layout.num_layers,
-                self._config.fetch_latency_s, one.queue_s(),
+                partial(self.compute_s, one), tokens, size, one.hello.token_budget, num_layers(one, layout),
+                self._config.fetch_latency_s, self.queue_s(one),
             )  # fmt: skip
-            path = Path(self._config, pool, match, cached // size, layout, self._link(pool, one))
+            path = Path(
+                self._config, pool, match, cached // size, size, kv_token_bytes(one, layout), self._link(pool, one)
+            )
             total_s, fetch = best_fetch(path, overlap, most)
             if total_s < best_s:
                 best_s, best = total_s, fetch
         held = cached if best is None else best.blocks * size
-        compute_s = self._compute_s(one, tokens - held, held)  # waiting for KV keeps nobody else from computing
+        compute_s = self.compute_s(one, tokens - held, held)  # waiting for KV keeps nobody else from computing
         return PrefillOption(
-            instance=one, fetch=best, cached_tokens=held, queue_s=one.queue_s(), prefill_s=best_s,
+            instance=one, fetch=best, cached_tokens=held, queue_s=self.queue_s(one), prefill_s=best_s,
             compute_tokens=tokens - held, compute_us=round(compute_s / one.speed * US),
         )  # fmt: skip
 
-    def _compute_s(self, one: Instance, num_new: int, num_cached: int) -> float:
+    def compute_s(self, one: Instance, num_new: int, num_cached: int) -> float:
         """Predicted prefill on this instance; instances of equal profile share the figure."""
         if num_new <= 0:
             return 0.0
@@ -176,7 +233,7 @@ class Estimator:
             declared = self._memo[name] = one.profile.prefill_s(num_new, num_cached)
         return declared * one.speed
 
-    def _step_s(self, decode: Instance) -> float:
+    def step_s(self, decode: Instance) -> float:
         """Predicted decode step with this request in it."""
         step_s = self._steps.get(decode.id)
         if step_s is None:
@@ -185,9 +242,9 @@ class Estimator:
 
     def _pace(self, decode: Instance, step_s: float, own_s: float) -> float:
         """Predicted TPOT: a decode step, and prefill work on the same instance spread over the usual output."""
-        return step_s + (decode.queue_s() + own_s) / max(1.0, self._wanted.usual_output)
+        return step_s + (self.queue_s(decode) + own_s) / max(1.0, self._wanted.usual_output)
 
-    def _held(self, one: Instance) -> int:
+    def held(self, one: Instance) -> int:
         match = self._matches.get(one.id)
         return min(match.lead, self._max_match) * self._block_size if match is not None else 0
 
@@ -203,4 +260,24 @@ class Estimator:
     def _decode_charge(self) -> Charge:
         wanted = self._wanted
         context = wanted.num_tokens + int(wanted.usual_output) // 2
-        return Charge(rows=1, context_tokens=context, blocks=wanted.keep_blocks)
+        return Charge(0, 0, 1, context, wanted.keep_blocks, wanted.tpot_us)
+
+
+def kv_token_bytes(one: Instance, layout: KvLayout) -> float:
+    """Bytes of KV that a token is on this instance's link. The layout of an emulated engine is a small stand-in for the
+    model it declares."""
+    declared = one.latency.shape.kv_token_bytes if one.latency is not None else 0.0
+    return max(float(layout.token_bytes), declared)
+
+
+def num_layers(one: Instance, layout: KvLayout) -> int:
+    """Layers that its KV comes in; of the declared model, as in kv_token_bytes."""
+    return max(layout.num_layers, one.latency.shape.num_layers if one.latency is not None else 0)
+
+
+def _score(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (row[0], row[2], row[3])
+
+
+def _holding(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (row[1], row[0], row[2], row[3])

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from transfer.api import ApplyRequest, AuditRow, CandidateView, Outcome, Plan, PlanRequest, RequestRecord
+from transfer.api import (
+    ApplyRequest,
+    AuditRow,
+    AutopilotRequest,
+    AutopilotView,
+    CandidateView,
+    Outcome,
+    PinRequest,
+    Plan,
+    PlanRequest,
+    RequestRecord,
+)
 from transfer.terms import InstanceId, RequestId, SamplingParams, Struct
 from transfer.wire.messages import (
     CacheEvents,
@@ -36,7 +47,11 @@ NodeMessage = (
 
 
 class RequestSpec(Struct, frozen=True):
-    """A validated request. tokens: pack_tokens(prompt). arrived_s: loop time at the gateway; arrived_at: Unix time."""
+    """A validated request. tokens: pack_tokens(prompt). arrived_s: loop time at the gateway; arrived_at: Unix time.
+
+    hashes: of the whole blocks of tokens[:-1], from a simulator, whose tokens say only how many they are; never a
+    client's. Empty: they are made from the tokens.
+    """
 
     request_id: RequestId
     model: str
@@ -49,6 +64,7 @@ class RequestSpec(Struct, frozen=True):
     salt: str = ""
     tenant: str = ""
     priority: int = 0
+    hashes: tuple[bytes, ...] = ()
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -122,6 +138,17 @@ class ApplyWanted(Event, frozen=True):
     """Unix time, for the audit."""
 
 
+class AutopilotWanted(Event, frozen=True):
+    """Change the autopilot, pin or release something; answered by AutopilotReady or PlanRefused. actor: who releases;
+    the other two name their own."""
+
+    ask_id: str
+    change: AutopilotRequest | None = None
+    pin: PinRequest | None = None
+    unpin: str | None = None
+    actor: str = "operator"
+
+
 class Tick(Event, frozen=True):
     """Every 0.1 s: deadlines, retries of waiting requests, plan progress."""
 
@@ -168,12 +195,19 @@ class Finished(Effect, frozen=True):
 
 
 class Audit(Effect, frozen=True):
+    """A row whose at_s is 0 gets the present time from the shell."""
+
     row: AuditRow
 
 
 class PlanReady(Effect, frozen=True):
     ask_id: str
     plan: Plan
+
+
+class AutopilotReady(Effect, frozen=True):
+    ask_id: str
+    view: AutopilotView
 
 
 class PlanRefused(Effect, frozen=True):
@@ -192,7 +226,7 @@ class Note(Effect, frozen=True):
 
 
 __all__ = [
-    "ApplyWanted", "Arrived", "Audit", "CandidateView", "Effect", "Ended", "Event", "Expect", "Fail", "Finished",
-    "FirstToken", "FromNode", "NeedTokens", "NodeLost", "NodeMessage", "Note", "PlanReady", "PlanRefused",
-    "PlanWanted", "RequestSpec", "Resume", "Send", "Tick",
+    "ApplyWanted", "Arrived", "Audit", "AutopilotReady", "AutopilotWanted", "CandidateView", "Effect", "Ended",
+    "Event", "Expect", "Fail", "Finished", "FirstToken", "FromNode", "NeedTokens", "NodeLost", "NodeMessage", "Note",
+    "PlanReady", "PlanRefused", "PlanWanted", "RequestSpec", "Resume", "Send", "Tick",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from controlplane.core.config import CoreConfig
 from controlplane.core.directory import Match
 from controlplane.core.instance import Instance
-from transfer.terms import KvLayout
 
 SCALE_WEIGHT = 0.2
 MIN_SCALE, MAX_SCALE = 0.1, 100.0
@@ -26,11 +25,13 @@ class Path:
     __slots__ = ("_block_bytes", "_config", "_link", "_match", "_ssd_link", "block_size", "have", "pool")
 
     def __init__(
-        self, config: CoreConfig, pool: Instance, match: Match, have: int, layout: KvLayout, link: float
-    ) -> None:
+        self, config: CoreConfig, pool: Instance, match: Match, have: int, block_size: int, token_bytes: float,
+        link: float,
+    ) -> None:  # fmt: skip
+        """token_bytes: of the KV of one token, in all layers."""
         self._config, self._match, self._link = config, match, link
-        self._block_bytes, self._ssd_link = layout.block_size * layout.token_bytes, min(link, config.ssd_bytes_per_s)
-        self.pool, self.have, self.block_size = pool, have, layout.block_size
+        self._block_bytes, self._ssd_link = block_size * token_bytes, min(link, config.ssd_bytes_per_s)
+        self.pool, self.have, self.block_size = pool, have, block_size
 
     @property
     def lead(self) -> int:

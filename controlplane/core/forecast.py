@@ -1,29 +1,38 @@
-"""What a fleet shape would do with the traffic of the last minutes: a closed-form estimate, with its interval.
+"""What a fleet in given roles would do with recorded traffic: a closed-form estimate, with its interval.
 
-Prefill instances, and the room for running requests on decode, are queues of k servers: waits by Sakasegawa's
-approximation for M/G/k (1977), as DistServe (OSDI'24, 3.1) uses M/D/1. The pace of decode is a fixed point: running
-requests = arrivals x output x step(running requests).
-Says nothing (None, and why) where there was too little traffic.
+Prefill instances, and the requests that decode instances can run within the pace wanted and their KV room, are queues
+of k servers whose arrivals are turned away when they cannot be in time, as admission does (queues.py; DistServe,
+OSDI'24, 3.1 uses M/D/1). Instances of a kind, by latency profile, KV room and speed, are counted together; load is
+split by capacity, and decode at the pace that all kinds share, as placement does.
+Says nothing (None, and why) where there was too little traffic. Decides nothing (moves.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from controlplane.core.config import CoreConfig
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance
-from controlplane.core.traffic import Arrival, Traffic
+from controlplane.core.kinds import ROLES, Bin, Kind, bins_of, cv2, group_alike, kind_of, usual_speeds
+from controlplane.core.queues import Pace, Queue, Server, capacity, pace
+from controlplane.core.traffic import Arrival, Load, Traffic
 from transfer.api import Prediction
 from transfer.terms import InstanceId, Role, Slo
 
 Z80 = 1.2816
 """Half-width of an 80 % interval of the normal distribution, in standard deviations."""
-MAX_SHAPES = 256
-MAX_ROWS = 4096
-SATURATED = 0.98
+DEFAULT_ERROR = 0.1
+"""Relative error of predicted step times where nobody measured it."""
+MIN_MEASURED = 10
+MAX_STRETCH = 50.0
+
+Split = tuple[tuple[int, int, int], ...]
+"""How many instances of each kind have each of ROLES."""
+Scenario = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,174 +46,346 @@ class Forecast:
     prefill_use: float
     decode_use: float
 
+    @property
+    def goodput_per_s(self) -> float:
+        return self.rate_per_s * self.attainment
+
+
+class Noise(NamedTuple):
+    """Relative standard deviations: of the recorded work of each phase, by chance, and of the model."""
+
+    prefill: float
+    decode: float
+    model: float
+
+
+class Predictor:
+    """Forecasts for one model's instances under one window of traffic; figures are shared between forecasts."""
+
+    def __init__(
+        self, instances: Sequence[Instance], load: Load, slos: Mapping[str, Slo | None],
+        config: CoreConfig | None = None,
+    ) -> None:  # fmt: skip
+        """load: at least one shape. Instances are engines of one model, in any state but lost."""
+        self.load, self.instances = load, instances
+        self._config = config or CoreConfig()
+        self._bins = bins_of(load.shapes, slos)
+        self.counted = sum(one.share for one in self._bins if one.slo is not None)
+        """Share of the requests that have objectives."""
+        outputs = [float(shape.output_tokens or 1) for shape in load.shapes]
+        total = sum(outputs)
+        self.output_tokens = total / len(outputs)
+        self._context = sum(
+            output * (shape.prompt_tokens + output / 2) for output, shape in zip(outputs, load.shapes, strict=True)
+        ) / total  # fmt: skip
+        self.compute_tokens = sum(max(0, shape.prompt_tokens - shape.cached_tokens) for shape in load.shapes) / len(
+            outputs
+        )
+        """Of a mean prompt; output_tokens of a mean request."""
+        self._decode_scatter = (load.burst + cv2([(1.0, output) for output in outputs])) / 2
+        self._slos = {one.slo.tpot_s for one in self._bins if one.slo is not None}
+        self._patience = _patience(self._bins)
+        usual = usual_speeds(instances)
+        self.kinds = [kind_of(members, usual, self._bins, self._context) for members in group_alike(instances)]
+        self._known: dict[tuple[Split, float, float], Forecast | None] = {}
+        self.factors = (1.0, 1.0)
+        """On the work of prefill and of decode in every forecast: what was measured of them (`correct`)."""
+        self._kind_of = {one.id: index for index, kind in enumerate(self.kinds) for one in kind.members}
+
+    def split(self, roles: Mapping[InstanceId, Role]) -> Split:
+        """The instances counted by kind and role."""
+        counts = [[0, 0, 0] for _ in self.kinds]
+        for one in self.instances:
+            counts[self._kind_of[one.id]][ROLES.index(roles[one.id])] += 1
+        return tuple((row[0], row[1], row[2]) for row in counts)
+
+    def kind_of(self, instance_id: InstanceId) -> int:
+        return self._kind_of[instance_id]
+
+    @property
+    def noise(self) -> Noise:
+        """What the window leaves uncertain. Work is a compound sum: its relative variance is (burst + cv^2) / num."""
+        num = max(1, self.load.num)
+        errors = [one.profile.error for one in self.instances]
+        return Noise(
+            prefill=math.sqrt((self.load.burst + max(kind.work_cv2 for kind in self.kinds)) / num),
+            decode=math.sqrt(2 * self._decode_scatter / num),
+            model=max((DEFAULT_ERROR if error is None else error for error in errors), default=DEFAULT_ERROR),
+        )
+
+    def forecast(self, split: Split, prefill: float = 1.0, decode: float = 1.0) -> Forecast | None:
+        """prefill, decode: factors on the work of a phase. None when nobody serves one."""
+        name = (split, prefill * self.factors[0], decode * self.factors[1])
+        if name not in self._known:
+            serves = any(row[1] or row[2] for row in split)
+            if not any(row[0] or row[2] for row in split):  # then decode computes the prompts, if it may
+                serves = serves and self._config.without_prefill == "serve_on_decode"
+                split = tuple((0, 0, row[1]) for row in split)
+            self._known[name] = self._forecast(split, *name[1:]) if serves else None
+        return self._known[name]
+
+    def correct(self, split: Split, good: int, counted: int, least: float, most: float) -> None:
+        """Let the busier phase have as much more or less work as makes this split come out as it was measured: `good`
+        of `counted` requests. The factor stays between least and most; what chance explains corrects nothing."""
+        found = self.forecast(split)
+        if found is None or counted < MIN_MEASURED:
+            return
+        measured = good / counted
+        chance = 0.02 + 2 * math.sqrt(max(0.01, measured * (1 - measured)) / counted)
+        bound = most if measured < found.attainment - chance else least if measured > found.attainment + chance else 1.0
+        if bound == 1.0:
+            return
+        place, before = (0 if found.prefill_use >= found.decode_use else 1), self.factors
+        low, high = sorted((1.0, bound))
+        for _ in range(5):
+            middle = math.sqrt(low * high)
+            self.factors = (before[0] * middle, before[1]) if place == 0 else (before[0], before[1] * middle)
+            now = self.forecast(split)
+            low, high = (middle, high) if now is not None and now.attainment > measured else (low, middle)
+
+    def _forecast(self, split: Split, prefill: float, decode: float) -> Forecast:
+        rate = self.load.rate_per_s
+        tokens_per_s = rate * self.output_tokens * decode
+        compute, servers, usual = self._phases(split, rate * prefill, tokens_per_s)
+        slots = {tpot_s: self._slots(servers, usual, tokens_per_s, tpot_s) for tpot_s in self._slos}
+        queue = compute.queue
+        # Admission turns away before any work is done, so the wider phase sees only what the narrower one lets pass.
+        refused = queue.loss(self._patience)
+        lost = min((one.loss(self._patience) for one in slots.values()), default=0.0)
+        if lost > refused:
+            queue = queue._replace(use=queue.use * (1.0 - lost))
+        else:
+            slots = {
+                tpot_s: self._slots(servers, usual, tokens_per_s * (1.0 - refused), tpot_s) for tpot_s in self._slos
+            }
+        good = ttft = 0.0
+        for place, one in enumerate(self._bins):
+            for share, before_s in compute.shares:
+                fixed_s = before_s[place] + usual.step_s
+                ttft += one.share * share * fixed_s
+                if one.slo is not None:
+                    good += one.share * share * _good(one, fixed_s, queue, slots[one.slo.tpot_s], usual.step_s)
+        waits_s = compute.queue.median_wait_s(self._patience)
+        return Forecast(
+            rate_per_s=rate, attainment=min(1.0, good / self.counted) if self.counted else 0.0,
+            ttft_p50_s=ttft + waits_s, tpot_p50_s=usual.step_s, prefill_use=compute.queue.use,
+            decode_use=self._use(servers, tokens_per_s, usual.use),
+        )  # fmt: skip
+
+    # --- phases -----------------------------------------------------------------------------------------------
+
+    def _phases(self, split: Split, rate: float, tokens_per_s: float) -> tuple[_Compute, list[Server], Pace]:
+        """Both phases; where instances are mixed, each takes from the other, found in a few rounds."""
+        mixed = any(row[2] for row in split)
+        slowed, stretch = [1.0] * len(self.kinds), [1.0] * len(self.kinds)
+        for _ in range(3 if mixed else 1):
+            compute = self._compute(split, rate, slowed)
+            servers = self._servers(split, stretch)
+            usual = pace(servers, tokens_per_s)
+            for index, (kind, row) in enumerate(zip(self.kinds, split, strict=True)):
+                if not row[2]:
+                    continue
+                rows = kind.decode.within(min(usual.step_s, *self._slos, math.inf) / stretch[index])
+                step_s, busy = kind.decode.at(rows), min(1.0, compute.queue.use)
+                beside_s = max(0.0, step_s - kind.idle_s)
+                slowed[index] = 1.0 + beside_s / kind.chunk_s
+                long_s = kind.chunk_s + beside_s
+                stretch[index] = min(MAX_STRETCH, 1.0 / (busy * step_s / long_s + (1.0 - busy)))
+        return compute, servers, usual
+
+    def _compute(self, split: Split, rate: float, slowed: list[float]) -> _Compute:
+        """The queue of prompts, and what each kind of prefill instance takes of it, with the KV time that shows."""
+        parts: list[tuple[float, Kind, Role]] = []
+        num, per_s, squares = 0, 0.0, 0.0
+        for index, (kind, row) in enumerate(zip(self.kinds, split, strict=True)):
+            for count, role, slow in ((row[0], Role.PREFILL, 1.0), (row[2], Role.MIXED, slowed[index])):
+                if not count:
+                    continue
+                mean_s = max(1e-9, kind.mean_work_s * kind.speed[role] * slow)
+                parts.append((count / mean_s, kind, role))
+                num, per_s = num + count, per_s + count / mean_s
+                squares += count / mean_s * kind.work_cv2
+        queue = Queue(rate / per_s, num, num / per_s, (self.load.burst + squares / per_s) / 2)
+        links = [(sum(row), kind) for row, kind in zip(split, self.kinds, strict=True) if row[1] or row[2]]
+        return _Compute(queue, [
+            (part / per_s, self._before_s(kind, role, links, rate * part / per_s / num)) for part, kind, role in parts
+        ])  # fmt: skip
+
+    def _before_s(
+        self, kind: Kind, role: Role, decodes: list[tuple[int, Kind]], rate_per_s: float
+    ) -> list[float]:  # fmt: skip
+        """Of each bin, what passes before decode can begin, waits left out: computing, and the time that its KV takes
+        beyond what computing hides; the last layer's share always shows."""
+        layout = kind.instance.hello.layout
+        if role is Role.MIXED or layout is None:
+            return [compute_s * kind.speed[role] for compute_s in kind.compute_s]
+        num_bytes = max(float(layout.token_bytes), kind.instance.profile.shape.kv_token_bytes)
+        count = sum(num for num, _ in decodes)
+        byte_s = sum(num * self._byte_s(kind.instance, other.instance) for num, other in decodes) / max(1, count)
+        moved = sum(one.share * one.prompt_tokens for one in self._bins) * num_bytes
+        busy = min(0.9, rate_per_s * moved * byte_s)
+        found = []
+        for one, compute_s in zip(self._bins, kind.compute_s, strict=True):
+            transfer_s = one.prompt_tokens * num_bytes * byte_s / (1.0 - busy)
+            last_s = transfer_s / layout.num_layers
+            own_s = compute_s * kind.speed[role]
+            found.append(own_s + last_s + max(0.0, transfer_s - last_s - own_s))
+        return found
+
+    def _byte_s(self, one: Instance, other: Instance) -> float:
+        """Seconds a byte takes between them."""
+        link = min(one.hello.hardware.link_bytes_per_s, other.hello.hardware.link_bytes_per_s)
+        link *= one.profile.link_efficiency
+        same_host = one.hello.host_id == other.hello.host_id and one is not other
+        return 1.0 / max(1.0, max(link, self._config.same_host_bytes_per_s) if same_host else link)
+
+    def _servers(self, split: Split, stretch: list[float]) -> list[Server]:
+        found = []
+        for index, (kind, row) in enumerate(zip(self.kinds, split, strict=True)):
+            if row[1]:
+                found.append(Server(row[1], kind.decode, kind.speed[Role.DECODE]))
+            if row[2]:
+                found.append(Server(row[2], kind.decode, kind.speed[Role.MIXED] * stretch[index]))
+        return found
+
+    def _slots(self, servers: list[Server], usual: Pace, tokens_per_s: float, tpot_s: float) -> Queue:
+        """The requests that may run within a pace, as servers of a queue."""
+        tokens, rows = capacity(servers, tpot_s)
+        if rows <= 0:
+            return Queue(math.inf, 0, 0.0)
+        use = tokens_per_s / tokens
+        if use < 1.0 and usual.rows < rows:
+            use = min(use, usual.rows / rows)
+        return Queue(use, rows, self.output_tokens * rows / tokens, self._decode_scatter)
+
+    def _use(self, servers: list[Server], tokens_per_s: float, anyhow: float) -> float:
+        """Decode's load over what it can do at the tightest pace wanted; `anyhow` where none is."""
+        if not self._slos:
+            return anyhow
+        tokens, _ = capacity(servers, min(self._slos))
+        return tokens_per_s / tokens if tokens > 0 else (0.0 if tokens_per_s <= 0 else MAX_STRETCH)
+
+
+class _Compute(NamedTuple):
+    """shares: by kind and role, the share of the prompts and the time of each bin before decode can begin."""
+
+    queue: Queue
+    shares: list[tuple[float, list[float]]]
+
 
 def forecast(
-    instances: Sequence[Instance],
-    roles: dict[InstanceId, Role],
-    shapes: Sequence[Arrival],
-    rate_per_s: float,
-    slos: dict[str, Slo | None],
-) -> Forecast | None:
+    instances: Sequence[Instance], roles: Mapping[InstanceId, Role], shapes: Sequence[Arrival], rate_per_s: float,
+    slos: Mapping[str, Slo | None],
+) -> Forecast | None:  # fmt: skip
     """The fleet with these roles under `rate_per_s` requests of these shapes; None when a phase has no instance."""
-    prefills = [one for one in instances if roles[one.id] in (Role.PREFILL, Role.MIXED)]
-    decodes = [one for one in instances if roles[one.id] in (Role.DECODE, Role.MIXED)]
-    if not prefills or not decodes or not shapes:
+    if not shapes or not instances:
         return None
-    prefill = _prefill(prefills, shapes, rate_per_s)
-    share = sum(one in prefills for one in decodes) / len(decodes)
-    stolen = share * min(SATURATED, prefill.queue.use)  # a mixed instance decodes in what its prefills leave
-    decode = _decode_level(decodes, shapes, rate_per_s, stolen)
-    good = ttft = 0.0
-    for shape, compute_s in zip(shapes, prefill.compute_s, strict=True):
-        fixed_s = compute_s + _transfer_s(prefills[0], decodes[0], shape) + decode.step_s
-        ttft += fixed_s
-        slo = slos.get(shape.traffic_class)
-        if slo is not None:
-            slack_s = slo.ttft_s - fixed_s
-            good += prefill.queue.within(slack_s) * decode.queue.within(slack_s) * decode.within(slo.tpot_s)
-    counted = sum(slos.get(shape.traffic_class) is not None for shape in shapes)
-    served = min(1.0, 1.0 / max(prefill.queue.use, decode.queue.use, 1e-9))
-    wait_s = prefill.queue.median_wait_s + decode.queue.median_wait_s
-    return Forecast(
-        rate_per_s=rate_per_s, attainment=served * good / counted if counted else 0.0,
-        ttft_p50_s=ttft / len(shapes) + wait_s, tpot_p50_s=decode.step_s,
-        prefill_use=prefill.queue.use, decode_use=decode.queue.use,
-    )  # fmt: skip
+    num = max(1, round(rate_per_s * 60.0))
+    predictor = Predictor(instances, Load(num, num / rate_per_s if rate_per_s > 0 else math.inf, tuple(shapes)), slos)
+    return predictor.forecast(predictor.split(roles))
+
+
+Trust = Callable[[float], float]
+"""Relative error of the model, given the one that its profiles declare: what came of earlier moves corrects it."""
 
 
 def predict(
-    config: CoreConfig, group: Group | None, roles: dict[InstanceId, Role], traffic: Traffic, now: float
-) -> Prediction:
+    config: CoreConfig, group: Group | None, roles: Mapping[InstanceId, Role], traffic: Traffic, now: float,
+    trust: Trust | None = None,
+) -> Prediction:  # fmt: skip
     """Goodput of a model's group after its instances take `roles`, from the recorded traffic."""
     if group is None:
         return Prediction(basis="no engine serves a model")
-    num, span_s = traffic.offered(now, group.model.name)
-    shapes = traffic.shapes(now, group.model.name)[-MAX_SHAPES:]
-    if num < config.min_traffic or not shapes:
-        lacks = f"{config.min_traffic} are needed" if num < config.min_traffic else "none has finished yet"
-        return Prediction(basis=f"no prediction: {num} requests arrived in the last {span_s:.0f} s, {lacks}")
-    found = forecast(group.members, roles, shapes, num / span_s, dict(config.classes))
+    load = traffic.load(now, group.model.name, pace=pace_of(group))
+    if load.num < config.min_traffic or not load.shapes:
+        lacks = f"{config.min_traffic} are needed"
+        return Prediction(basis=f"no prediction: {load.num} requests arrived in the last {load.span_s:.0f} s, {lacks}")
+    predictor = Predictor(group.members, load, config.classes, config)
+    split = predictor.split(roles)
+    found = predictor.forecast(split)
     if found is None:
         return Prediction(basis="no prediction: a phase has no instance")
-    goodput = found.rate_per_s * found.attainment
-    # Poisson noise of what was recorded, and of the window in which the effect will be measured.
-    spread = Z80 * math.sqrt(goodput / span_s + goodput / config.measure_s)
-    provenance = sorted({one.profile.provenance for one in group.members})
+    return prediction(predictor, split, found, config, trust)
+
+
+def prediction(
+    predictor: Predictor, split: Split, found: Forecast, config: CoreConfig, trust: Trust | None = None
+) -> Prediction:  # fmt: skip
+    """A forecast as the API shows it, with an 80 % interval."""
+    goodput, load, noise = found.goodput_per_s, predictor.load, trusted(predictor.noise, trust)
+    low, high = spread(lambda p, d: _attainment(predictor.forecast(split, p, d)), noise, Z80)
+    # The rate of the load itself, and the chance in the window that the effect will be measured in.
+    chance = Z80 * math.sqrt(load.burst * (goodput / load.span_s + goodput / config.measure_s))
+    gpus = sum(one.num_gpus for one in predictor.instances)
+    dollars_per_s = sum(one.hello.hardware.price_per_hour for one in predictor.instances) / 3600
+    provenance = sorted({_provenance(one, load.shapes) for one in predictor.instances})
     return Prediction(
-        goodput_per_s=goodput, goodput_low=max(0.0, goodput - spread), goodput_high=goodput + spread,
-        ttft_p50_s=found.ttft_p50_s, tpot_p50_s=found.tpot_p50_s,
-        basis=f"{num} arrivals in {span_s:.0f} s; prefill use {found.prefill_use:.0%}, decode use "
-              f"{found.decode_use:.0%}; latency {', '.join(provenance)}",
+        goodput_per_s=goodput,
+        goodput_low=max(0.0, goodput - math.hypot(chance, low * load.rate_per_s)),
+        goodput_high=goodput + math.hypot(chance, high * load.rate_per_s),
+        ttft_p50_s=found.ttft_p50_s, tpot_p50_s=found.tpot_p50_s, attainment=found.attainment,
+        goodput_per_gpu=goodput / gpus if gpus else None,
+        goodput_per_dollar=goodput / dollars_per_s if dollars_per_s > 0 else None,
+        basis=f"{load.num} arrivals in {load.span_s:.0f} s; prefill use {found.prefill_use:.0%}, decode use "
+              f"{found.decode_use:.0%}; latency {', '.join(provenance)}, error {noise.model:.0%}",
     )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Queue:
-    """M/G/k waits: probability of any wait, and its mean when there is one."""
-
-    use: float
-    waits: float
-    mean_wait_s: float
-
-    def within(self, slack_s: float) -> float:
-        """Probability that the wait is at most `slack_s`."""
-        if slack_s < 0:
-            return 0.0
-        return 1.0 - self.waits * math.exp(-slack_s / self.mean_wait_s) if self.mean_wait_s > 0 else 1.0
-
-    @property
-    def median_wait_s(self) -> float:
-        return self.mean_wait_s * math.log(2 * self.waits) if self.waits > 0.5 else 0.0
+def _provenance(one: Instance, shapes: Sequence[Arrival]) -> str:
+    """Of the step times for these prompts."""
+    longest = max(shapes, key=lambda shape: shape.prompt_tokens)
+    cached = min(longest.cached_tokens, longest.prompt_tokens)
+    return one.profile.prefill_provenance(longest.prompt_tokens - cached, cached, one.hello.token_budget)
 
 
-@dataclass(slots=True)
-class _Prefill:
-    queue: _Queue
-    compute_s: list[float]
-    """Of each recorded shape."""
+def trusted(noise: Noise, trust: Trust | None) -> Noise:
+    """The same chance, and the error that the model turned out to have."""
+    return noise if trust is None else noise._replace(model=trust(noise.model))
 
 
-@dataclass(slots=True)
-class _Level:
-    """How many requests an average decode instance runs, and how many it can within a step time."""
-
-    queue: _Queue
-    """For the blocks a request needs to run at all."""
-    rows: float
-    step_s: float
-    instance: Instance
-    context: float
-    stretch: float
-
-    def within(self, tpot_s: float) -> float:
-        """Probability that the step stays within `tpot_s` while the number of requests varies as Poisson does."""
-        low, high = 0, MAX_ROWS
-        while low < high:
-            middle = (low + high + 1) // 2
-            if _step_s(self.instance, middle, self.context) * self.stretch <= tpot_s:
-                low = middle
-            else:
-                high = middle - 1
-        if low == 0:
-            return 0.0
-        return 0.5 * (1 + math.erf((low + 0.5 - self.rows) / math.sqrt(2 * max(self.rows, 0.25))))
+def off(chance: float, noise: Noise, z: float) -> float:
+    """How much more work a phase may have than was seen, as a share: by chance (z) and by the model (always Z80)."""
+    return math.hypot(z * chance, Z80 * noise.model)
 
 
-def _queue(use: float, servers: int, service_s: float, scatter: float) -> _Queue:
-    """scatter: (1 + squared coefficient of variation) / 2 of the service time."""
-    load = min(SATURATED, use)
-    waits = load ** (math.sqrt(2 * (servers + 1)) - 1)
-    return _Queue(use, waits, scatter * service_s / (servers * (1 - load)))
+def spread(value: Scenario, noise: Noise, z: float) -> tuple[float, float]:
+    """How far below and above its middle `value(prefill factor, decode factor)` may lie. Each phase's work is taken as
+    much too small and too large as `off` allows; what comes of it adds up in square."""
+    middle = value(1.0, 1.0)
+    below = above = 0.0
+    for place, chance in enumerate((noise.prefill, noise.decode)):
+        most = 1.0 + off(chance, noise, z)
+        for factor in (1.0 / most, most):
+            moved = value(factor, 1.0) if place == 0 else value(1.0, factor)
+            below = math.hypot(below, max(0.0, middle - moved))
+            above = math.hypot(above, max(0.0, moved - middle))
+    return below, above
 
 
-def _prefill(prefills: Sequence[Instance], shapes: Sequence[Arrival], rate_per_s: float) -> _Prefill:
-    per_server = [[_compute_s(one, shape) for shape in shapes] for one in _kinds(prefills)]
-    compute_s = [sum(column) / len(per_server) for column in zip(*per_server, strict=True)]
-    use = rate_per_s * sum(compute_s) / len(compute_s) / len(prefills)
-    return _Prefill(_queue(use, len(prefills), sum(compute_s) / len(compute_s), _scatter(compute_s)), compute_s)
+def pace_of(group: Group) -> Callable[[InstanceId], float]:
+    """The step time that each decode instance last told."""
+    steps = {one.id: one.load.step_s for one in group.members}
+    return lambda instance_id: steps.get(instance_id, 0.0)
 
 
-def _decode_level(decodes: Sequence[Instance], shapes: Sequence[Arrival], rate_per_s: float, stolen: float) -> _Level:
-    """Fixed point of rows = rate x output x step(rows), at most what fits into the KV blocks."""
-    outputs = [float(max(1, shape.output_tokens or 1)) for shape in shapes]
-    output = sum(outputs) / len(outputs)
-    context = sum(shape.prompt_tokens for shape in shapes) / len(shapes) + output / 2
-    instance, stretch = decodes[0], 1.0 / (1.0 - stolen)
-    block_size = instance.hello.layout.block_size if instance.hello.layout is not None else 1
-    fits = min(one.hello.num_blocks for one in decodes) // max(1.0, context / block_size)
-    most = max(1.0, min(float(MAX_ROWS), fits))
-    each = rate_per_s / len(decodes) * output
-    rows = 1.0
-    for _ in range(60):
-        wanted = each * _step_s(instance, rows, context) * stretch
-        rows = 0.5 * rows + 0.5 * min(most, max(wanted, 1e-3))
-    full_s = _step_s(instance, most, context) * stretch
-    queue = _queue(each * full_s / most, int(most) * len(decodes), output * full_s, _scatter(outputs))
-    return _Level(queue, rows, _step_s(instance, max(1.0, rows), context) * stretch, instance, context, stretch)
+# --- helpers --------------------------------------------------------------------------------------------------
 
 
-def _scatter(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    variance = sum((one - mean) ** 2 for one in values) / len(values)
-    return (1 + variance / (mean * mean)) / 2 if mean > 0 else 0.5
+def _attainment(found: Forecast | None) -> float:
+    return found.attainment if found is not None else 0.0
 
 
-def _kinds(instances: Sequence[Instance]) -> list[Instance]:
-    """One instance for each distinct profile: the others would only repeat the figure."""
-    return list({one.taste: one for one in instances}.values())
+def _good(one: Bin, fixed_s: float, prompts: Queue, slots: Queue, step_s: float) -> float:
+    """Chance that a request of this size is good."""
+    assert one.slo is not None
+    slack_s = one.slo.ttft_s - fixed_s
+    if one.slo.e2e_s is not None:
+        slack_s = min(slack_s, one.slo.e2e_s - fixed_s - one.output_tokens * step_s)
+    return (1.0 - prompts.loss(slack_s)) * (1.0 - slots.loss(slack_s))
 
 
-def _compute_s(one: Instance, shape: Arrival) -> float:
-    return one.profile.prefill_s(max(1, shape.prompt_tokens - shape.cached_tokens), shape.cached_tokens) * one.speed
-
-
-def _step_s(one: Instance, rows: float, context: float) -> float:
-    batch = max(1, round(rows))
-    return one.profile.decode_step_s(batch, round(batch * context)) * one.speed
-
-
-def _transfer_s(prefill: Instance, decode: Instance, shape: Arrival) -> float:
-    """The last layer's share: the others move while the next ones are computed."""
-    if prefill is decode or prefill.hello.layout is None:
-        return 0.0
-    return prefill.profile.transfer_s(shape.prompt_tokens) / prefill.hello.layout.num_layers
+def _patience(bins: Sequence[Bin]) -> float:
+    """The usual TTFT objective: how long the requests that count wait before they are given up."""
+    counted = [(one.share, one.slo.ttft_s) for one in bins if one.slo is not None]
+    total = sum(share for share, _ in counted)
+    return sum(share * ttft_s for share, ttft_s in counted) / total if total else math.inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from controlplane.core.buckets import Buckets
+from controlplane.core.buckets import Buckets, bucket_index
 from controlplane.core.stages import STAGES
 from transfer.api import Goodput, Outcome, Quantiles, RequestRecord
 from transfer.terms import Slo
@@ -17,6 +17,12 @@ from transfer.terms import Slo
 WINDOW_S = 60
 SHORT_WINDOW_S = 10
 SLOT_S = 1.0
+
+
+Place = tuple[int | None, float]
+"""Bucket index (None: that of zero) and value."""
+Places = tuple[Place | None, Place | None, Place | None]
+"""Of TTFT, TPOT and end-to-end time; None for what there is not."""
 
 
 @dataclass(slots=True)
@@ -36,18 +42,17 @@ class Counts:
     missed_stage_us: list[int] = field(default_factory=lambda: [0] * len(STAGES))
     """Microseconds by stage of STAGES among counted requests that were not good."""
 
-    def add(self, record: RequestRecord, counted: bool) -> None:
+    def add(self, record: RequestRecord, counted: bool, places: Places) -> None:
+        """places: where its times go, see places_of."""
         good = record.good is True
         self.good += good
         self.total += counted
         self.finished += record.outcome == "ok"
         self.good_tokens += record.output_tokens * good
         self.output_tokens += record.output_tokens
-        for buckets, value in ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s)):
-            if value is not None:
-                buckets.add(max(0.0, value))
-        if record.outcome == "ok":
-            self.e2e_s.add(max(0.0, record.e2e_s))
+        for buckets, place in zip((self.ttft_s, self.tpot_s, self.e2e_s), places, strict=True):
+            if place is not None:
+                buckets.add_to(*place)
 
     def merge(self, other: Counts, sign: int = 1) -> None:
         self.good += sign * other.good
@@ -74,11 +79,13 @@ class Window:
         """(slot, GPU seconds, cost), one for each slot."""
         self.gpu_s = self.dollars = 0.0
 
-    def add(self, slot: int, name: str, record: RequestRecord, counted: bool, missed_us: list[int]) -> None:
+    def add(
+        self, slot: int, name: str, record: RequestRecord, counted: bool, missed_us: list[int], places: Places
+    ) -> None:
         if not self._slots or self._slots[-1][0] != slot:
             self._slots.append((slot, {}))
         for counts in (self._slots[-1][1].setdefault(name, Counts()), self.by_class.setdefault(name, Counts())):
-            counts.add(record, counted)
+            counts.add(record, counted, places)
             counts.missed_stage_us = [a + b for a, b in zip(counts.missed_stage_us, missed_us, strict=True)]
 
     def spend(self, since_s: float, until_s: float, num_gpus: int, dollars_per_s: float) -> None:
@@ -150,12 +157,13 @@ class GoodputCore:
         counted = slo is not None and counts_for_attainment(record, slo)
         missed = counted and not record.good
         missed_us = [round(missed_s.get(stage, 0.0) * 1e6) if missed else 0 for stage in STAGES]
-        self.by_class.setdefault(name, Counts()).add(record, counted)
+        places = places_of(record)
+        self.by_class.setdefault(name, Counts()).add(record, counted, places)
         self.outcomes[name, record.outcome] = self.outcomes.get((name, record.outcome), 0) + 1
         for window in self.windows.values():
-            window.add(self._slot, name, record, counted, missed_us)
+            window.add(self._slot, name, record, counted, missed_us, places)
         for probe in self.probes:
-            probe.counts.add(record, counted)
+            probe.counts.add(record, counted, places)
         if record.outcome == "ok":
             before = self.usual_output.get(name, float(record.output_tokens))
             self.usual_output[name] = 0.9 * before + 0.1 * record.output_tokens
@@ -223,6 +231,17 @@ class GoodputCore:
         if probe in self.probes:
             self.probes.remove(probe)
         return probe.counts
+
+
+def places_of(record: RequestRecord) -> Places:
+    """Where a record's times are counted: worked out once for all that count it."""
+    return _place(record.ttft_s), _place(record.tpot_s), _place(record.e2e_s if record.outcome == "ok" else None)
+
+
+def _place(value: float | None) -> Place | None:
+    if value is None:
+        return None
+    return (bucket_index(value), value) if value > 0.0 else (None, 0.0)
 
 
 def is_good(record: RequestRecord, slo: Slo | None) -> bool | None:

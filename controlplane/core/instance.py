@@ -49,30 +49,35 @@ INSTANCE_MOVES: dict[InstanceState, dict[str, InstanceState]] = {
 
 
 class Charge(NamedTuple):
-    """Load put on an instance at dispatch, in its own units. prefill_us: predicted compute of the prefill tokens."""
+    """Load put on an instance at dispatch, in its own units. prefill_us: predicted compute of the prefill tokens.
+
+    rows: requests that decode there, or on a prefill instance those it computes for. tpot_us: pace objective of the
+    row, 0 without one.
+    """
 
     prefill_tokens: int = 0
     prefill_us: int = 0
     rows: int = 0
     context_tokens: int = 0
     blocks: int = 0
+    tpot_us: int = 0
 
 
 class Instance:
     """Mutable; owned by Fleet. Charges are exact: every one is taken back once, and a negative sum raises."""
 
     __slots__ = (
-        "blocks", "charged", "context_tokens", "epoch", "fetch_scale", "free_blocks", "full", "hello", "hint_s", "id",
-        "joined_s", "last_seen_s", "latency", "load", "machine", "missed", "node_state", "pending_blocks", "picked",
-        "prefill_tokens", "prefill_us", "queue_hint_s", "rate_tokens_per_s", "role", "rows", "since_report", "speed",
-        "taste",
+        "blocks", "busy_until_s", "charged", "context_tokens", "epoch", "fetch_scale", "free_blocks", "full", "hello",
+        "hint_s", "id", "joined_s", "last_seen_s", "latency", "load", "machine", "missed", "node_state", "paces",
+        "pending_blocks", "picked", "prefill_tokens", "prefill_us", "rate_tokens_per_s", "reported_s", "role", "rows",
+        "since_report", "speed", "taste", "token_hint_s", "tpot_us",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, now: float) -> None:
         self.id: InstanceId = hello.instance_id
         self.epoch, self.role, self.hello, self.latency = hello.epoch, hello.role, hello, hello.latency
         self.machine = Machine(f"instance {hello.instance_id}", INSTANCE_MOVES, InstanceState.JOINING)
-        self.joined_s = self.last_seen_s = now
+        self.joined_s = self.last_seen_s = self.reported_s = now
         self.node_state = ""
         self.load = LoadReport(num_blocks=hello.num_blocks, free_blocks=hello.num_blocks)
         self.speed = 1.0
@@ -83,13 +88,17 @@ class Instance:
         self.free_blocks = hello.num_blocks
         self.pending_blocks = 0
         self.full = False
-        self.prefill_tokens = self.prefill_us = self.rows = self.context_tokens = self.blocks = 0
+        self.prefill_tokens = self.prefill_us = self.rows = self.context_tokens = self.blocks = self.tpot_us = 0
+        self.paces: dict[int, int] = {}
+        """Rows by pace objective in microseconds, those without one left out."""
+        self.busy_until_s = now
+        """When all prefill work charged would be done, had it gone as predicted since the last of it ended."""
         self.since_report = [0, 0]
         self.picked = 0
         self.taste = 0
         self.rate_tokens_per_s = 0.0
         self.hint_s: float | None = None
-        self.queue_hint_s: float | None = None
+        self.token_hint_s: float | None = None
         self._measure_rate()
 
     @property
@@ -127,12 +136,13 @@ class Instance:
     def heard(self, beat: Heartbeat, now: float) -> None:
         """Take the instance's own account. It corrects estimates; it never changes what was charged."""
         self.fetch_scale **= 0.5 ** (max(0.0, now - self.last_seen_s) / FETCH_FADE_S)
-        self.last_seen_s, self.node_state, self.load = now, beat.state, beat.load
+        self.last_seen_s = self.reported_s = now
+        self.node_state, self.load = beat.state, beat.load
         self.told_free(beat.load.free_blocks)
         self.since_report = [self.since_report[1], 0]
         speed = beat.load.speed if beat.load.speed > 0 else 1.0
         self.speed = min(100.0, max(0.01, speed))
-        self.hint_s = self.queue_hint_s = None
+        self.hint_s = self.token_hint_s = None
         self._measure_rate()
 
     def told_free(self, free_blocks: int, full: bool = False) -> None:
@@ -144,13 +154,17 @@ class Instance:
         """A request ended there: its blocks are free before the next heartbeat says so."""
         self.free_blocks, self.full = min(self.hello.num_blocks, self.free_blocks + blocks), False
 
-    def charge(self, charge: Charge) -> None:
+    def charge(self, charge: Charge, now: float = 0.0) -> None:
+        if charge.prefill_us:
+            self.busy_until_s = max(self.busy_until_s, now) + charge.prefill_us / US * self.speed
         self._add(charge, 1)
         self.since_report[1] += charge.prefill_tokens
 
-    def discharge(self, charge: Charge) -> None:
+    def discharge(self, charge: Charge, now: float = 0.0) -> None:
         """Raises IllegalTransition when more is taken back than was charged."""
         self._add(charge, -1)
+        if charge.prefill_us:
+            self.busy_until_s = now + self.prefill_us / US * self.speed
 
     def pend(self, blocks: int) -> None:
         """Blocks asked for and not answered; negative when the answer came."""
@@ -158,14 +172,32 @@ class Instance:
         if self.pending_blocks < 0:
             raise IllegalTransition(f"instance {self.id}", "pending blocks 0", f"an answer for {-blocks} more")
 
-    def queue_s(self) -> float:
-        """Predicted seconds until prefill work charged now would start."""
-        if self.queue_hint_s is None:
-            self.queue_hint_s = 0.0
-            if self.prefill_tokens:
-                left = min(self.prefill_tokens, self.load.queued_prefill_tokens + sum(self.since_report))
-                self.queue_hint_s = self.prefill_us / US * left / self.prefill_tokens * self.speed
-        return self.queue_hint_s
+    def backlog_s(self, now: float) -> float:
+        """queue_s, and no more than is left of all work charged had it gone as predicted. What is overdue counts as
+        half of its delay."""
+        queue_s = self.queue_s(now)
+        if not queue_s:
+            return 0.0
+        left_s = self.busy_until_s - now
+        return min(queue_s, left_s if left_s > 0 else -0.5 * left_s)
+
+    def queue_s(self, now: float | None = None) -> float:
+        """Predicted seconds until prefill work charged now would start.
+
+        now: loop time; the last report is aged to it: steps since are taken to have gone as predicted, and of what was
+        charged after it nothing counts as done before it is heard. None: as if the report were new.
+        """
+        token_s = self.token_hint_s
+        if token_s is None:
+            token_s = self.prefill_us / US / self.prefill_tokens * self.speed if self.prefill_tokens else 0.0
+            self.token_hint_s = token_s
+        if not token_s:
+            return 0.0
+        before, after = self.since_report
+        told_s = token_s * (self.load.queued_prefill_tokens + before + after)
+        if now is not None:
+            told_s = max(token_s * after, told_s - (now - self.reported_s))
+        return min(token_s * self.prefill_tokens, told_s)
 
     def step_hint_s(self) -> float:
         """Predicted decode step with one more request of the usual length: cheap, for ranking before weighing."""
@@ -184,13 +216,25 @@ class Instance:
         self.rows += sign * charge.rows
         self.context_tokens += sign * charge.context_tokens
         self.blocks += sign * charge.blocks
-        self.hint_s = self.queue_hint_s = None
-        if min(self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks) < 0:
+        if charge.tpot_us:
+            self.tpot_us += sign * charge.tpot_us
+            self._count_pace(charge.tpot_us, sign * charge.rows)
+        self.hint_s = self.token_hint_s = None
+        if min(self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks, self.tpot_us) < 0:
             raise IllegalTransition(f"instance {self.id}", f"charged {self.charges}", f"giving back {charge}")
 
     @property
     def charges(self) -> Charge:
-        return Charge(self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks)
+        return Charge(
+            self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks, self.tpot_us
+        )  # fmt: skip
+
+    def _count_pace(self, tpot_us: int, by: int) -> None:
+        rows = self.paces.get(tpot_us, 0) + by
+        if rows > 0:
+            self.paces[tpot_us] = rows
+        else:
+            self.paces.pop(tpot_us, None)
 
     def _measure_rate(self) -> None:
         if self.latency is not None:

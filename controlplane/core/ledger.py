@@ -72,6 +72,8 @@ Order = tuple[Instance, Abort]
 class Ledger:
     def __init__(self, lease_s: float, heartbeat_s: float, abort_retry_s: float) -> None:
         self._lease_s, self._heartbeat_s, self._abort_retry_s = lease_s, heartbeat_s, abort_retry_s
+        self.now = 0.0
+        """Of the event being handled; the desk sets it."""
         self._by_request: dict[RequestId, dict[LegKey, Leg]] = {}
         self._by_instance: dict[InstanceId, dict[LegKey, Leg]] = {}
         self._closing: dict[LegKey, Leg] = {}
@@ -87,7 +89,7 @@ class Ledger:
         leg = Leg(request_id, generation, kind, instance, charge, now)
         self._by_request.setdefault(request_id, {})[leg.key] = leg
         self._by_instance.setdefault(instance.id, {})[leg.key] = leg
-        instance.charge(charge)
+        instance.charge(charge, now)
         return leg
 
     def sent(self, leg: Leg, asked_blocks: int = 0) -> None:
@@ -105,7 +107,7 @@ class Ledger:
     def computed(self, leg: Leg) -> None:
         """Its prompt needs no more compute: give the prefill part of the charge back. Idempotent."""
         done = Charge(prefill_tokens=leg.charge.prefill_tokens, prefill_us=leg.charge.prefill_us)
-        leg.instance.discharge(done)
+        leg.instance.discharge(done, self.now)
         leg.charge = leg.charge._replace(prefill_tokens=0, prefill_us=0)
 
     def close(self, leg: Leg | None) -> None:
@@ -116,7 +118,7 @@ class Ledger:
         held = leg.asked_blocks if leg.answered else 0
         self.answered(leg)
         leg.instance.freed(max(held, leg.held_blocks))
-        leg.instance.discharge(leg.charge)
+        leg.instance.discharge(leg.charge, self.now)
         leg.charge = Charge()
         for index, name in ((self._by_request, leg.request_id), (self._by_instance, leg.instance.id)):
             legs = index[name]
@@ -159,7 +161,8 @@ class Ledger:
         return legs
 
     def find(self, request_id: RequestId, generation: int, kind: LegKind) -> Leg | None:
-        return self._by_request.get(request_id, {}).get((request_id, generation, kind))
+        legs = self._by_request.get(request_id)
+        return None if legs is None else legs.get((request_id, generation, kind))
 
     def legs_of(self, request_id: RequestId) -> list[Leg]:
         return list(self._by_request.get(request_id, {}).values())
@@ -177,6 +180,11 @@ class Ledger:
     @property
     def num_legs(self) -> int:
         return sum(len(legs) for legs in self._by_request.values())
+
+    @property
+    def num_closing(self) -> int:
+        """Legs that were aborted and not confirmed yet."""
+        return len(self._closing)
 
     # --- truth ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from transfer.api import CandidateView
 from transfer.terms import InstanceId, RequestId, Slo
 
 TOKEN_BYTES = 4
+UNHURRIED_S = 30.0
+"""First token of a request without objectives: what it is scheduled for, not what it is judged by."""
 
 
 class RequestState(StrEnum):
@@ -126,6 +128,10 @@ class Request:
     """When its unanswered message was last sent."""
     unheld_s: float | None = None
     """Since when no instance has held it though it should run."""
+    yields: bool = False
+    """It waits for something that others do not want, and is no obstacle to them."""
+    again_s: float = 0.0
+    """While it yields, it is not tried again before then."""
     waits_for: str = ""
     """What kept it from a place at the last try, for the verdict and the 503."""
     failing: Fail | None = None
@@ -154,6 +160,11 @@ class Request:
     def rank(self) -> tuple[int, float, int]:
         """Order in the waiting line: lower priority value first, then arrival, so that a resumed one goes ahead."""
         return (self.spec.priority, self.spec.arrived_s, self.number)
+
+    @property
+    def due_s(self) -> float:
+        """When its first token is due by its class; without objectives, when it has waited unusually long."""
+        return self.spec.arrived_s + (self.slo.ttft_s if self.slo is not None else UNHURRIED_S)
 
     def fire(self, event: str, now: float) -> None:
         """Take a move of REQUEST_MOVES. Raises IllegalTransition."""

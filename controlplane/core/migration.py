@@ -29,9 +29,9 @@ class Migrations:
         """on_moved is told the instance that a request has left."""
         self._desk, self._dispatch, self._recovery, self._on_moved = desk, dispatch, recovery, on_moved
 
-    def start(self, request: Request, source: Instance) -> bool:
-        """Ask another instance to take over; False when none has room now. Only a DECODING request can move, and not
-        one that runs alone because engines failed with it."""
+    def start(self, request: Request, source: Instance, to: Instance | None = None) -> bool:
+        """Ask another instance to take over, `to` if it is given; False when none has room now. Only a DECODING request
+        can move, and not one that runs alone because engines failed with it."""
         desk = self._desk
         group = desk.fleet.groups.get(request.spec.model)
         if group is None or request.state is not RequestState.DECODING or is_suspect(desk, request):
@@ -41,16 +41,16 @@ class Migrations:
         if held is not None:
             wanted.need_blocks = max(wanted.need_blocks, held.held_blocks)
             wanted.keep_blocks = max(wanted.keep_blocks, wanted.need_blocks)
-        target = migration_target(desk.config, open_to_others(desk, group), wanted, source)
-        if target is None:
+        part = open_to_others(desk, group)
+        target = migration_target(desk.config, part, wanted, source) if to is None else to
+        if target is None or (to is not None and to not in (*part.decodes, *part.mixed)):
             return False
         request.minted += 1
         target.picked = desk.next_pick()
         deadline_s = desk.now + desk.config.migrate_timeout_s
         request.move = Move(request.minted, target.id, desk.now, deadline_s)
-        charge = Charge(
-            rows=1, context_tokens=wanted.num_tokens + int(wanted.usual_output) // 2, blocks=wanted.keep_blocks
-        )
+        context = wanted.num_tokens + int(wanted.usual_output) // 2
+        charge = Charge(rows=1, context_tokens=context, blocks=wanted.keep_blocks, tpot_us=wanted.tpot_us)
         leg = desk.ledger.open(request.request_id, request.minted, LegKind.DECODE, target, charge, desk.now)
         request.fire("migrate", desk.now)
         self._dispatch.reserve(request, leg, remote=True, need_blocks=wanted.need_blocks)

@@ -1,26 +1,47 @@
-"""Placement: which instance prefills, where its KV comes from and which one decodes, by predicted attainment.
-
-Prefill and decode decouple (one fixes the wait, the other the pace), so the best few of each are found by cheap
-figures and only their pairs are weighed in full (estimate.py). The policy itself is `choose`, at the end.
-"""
+"""Placement: which instance prefills, where its KV comes from and which one decodes. Values only; policies choose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
-from controlplane.core.config import CoreConfig
 from controlplane.core.fetching import Fetch
 from controlplane.core.instance import Charge, Instance
 from transfer.api import CandidateView, KvWay
 from transfer.terms import InstanceId, Slo
 
-MAX_VIEWS = 8
+CERTAINTY = {"extrapolated": 0, "preset": 1, "measured": 2, "fitted": 3}
+"""How much a predicted step time is worth by where it comes from."""
+
+
+class Block(StrEnum):
+    """Why a request has no place now."""
+
+    NO_DECODE = "no_decode"
+    NO_PREFILL = "no_prefill"
+    ROOM = "room"
+    BACKLOG = "backlog"
+    BETTER_LATER = "better_later"
+    """It has a place, but a policy predicts that waiting for another is better; others may go ahead of it."""
+    NEVER_FITS = "never_fits"
+
+
+class Blocked(NamedTuple):
+    """again_s: before then it need not be asked again."""
+
+    block: Block
+    sentence: str
+    again_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Wanted:
-    """What is to be placed. num_tokens: prompt + output so far; keep_blocks: to run it until its usual end."""
+    """What is to be placed. num_tokens: prompt + output so far; keep_blocks: to run it until its usual end.
+
+    resumed: it was placed before, so that turning it away is out of the question.
+    """
 
     num_tokens: int
     need_blocks: int
@@ -30,6 +51,15 @@ class Wanted:
     waited_s: float
     avoid: dict[InstanceId, int]
     unfit: dict[InstanceId, str]
+    max_output: int = 1
+    """Output tokens it may still have."""
+    tenant: str = ""
+    resumed: bool = False
+
+    @property
+    def tpot_us(self) -> int:
+        """Its pace objective as charged; 0 without one."""
+        return round(self.slo.tpot_s * 1e6) if self.slo is not None else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +68,7 @@ class Candidate:
 
     cached_tokens: found there or fetched; compute_tokens: the others, the last token left out where remote.
     short_blocks: KV blocks it lacks to keep the request until its usual end without preempting another.
+    reason: why it won or lost, in its policy's terms.
     """
 
     decode: Instance
@@ -54,8 +85,9 @@ class Candidate:
     faults: int
     charge_prefill: Charge
     charge_decode: Charge
-    misses: int = 0
-    cost: float = 0.0
+    error_s: float = 0.0
+    """Of ttft_s: its error bar, where the policy has one."""
+    reason: str = ""
 
     @property
     def remote(self) -> bool:
@@ -78,83 +110,32 @@ class Candidate:
         first = self.prefill or self.decode
         return (first.picked, first.id, self.decode.picked, self.decode.id)
 
-    def view(self, chosen: bool, reason: str) -> CandidateView:
+    def view(self, chosen: bool) -> CandidateView:
         return CandidateView(
             prefill=self.prefill.id if self.prefill else None, decode=self.decode.id, ttft_s=self.ttft_s,
             tpot_s=self.tpot_s, cached_tokens=self.cached_tokens, queue_s=self.queue_s, prefill_s=self.prefill_s,
-            transfer_s=self.transfer_s, kv_source=self.pool.id if self.pool else None, chosen=chosen, reason=reason,
-            kv_way=self.way, fetched_blocks=self.fetch.new_blocks if self.fetch else 0,
-            fetch_s=self.fetch.fetch_s if self.fetch else 0.0,
+            transfer_s=self.transfer_s, kv_source=self.pool.id if self.pool else None, chosen=chosen,
+            reason=self.reason, kv_way=self.way, fetched_blocks=self.fetch.new_blocks if self.fetch else 0,
+            fetch_s=self.fetch.fetch_s if self.fetch else 0.0, provenance=self._provenance(), error=self._error(),
         )  # fmt: skip
 
+    def _provenance(self) -> str:
+        decode, first = self.decode, self.prefill or self.decode
+        total = self.compute_tokens + self.cached_tokens
+        step = decode.profile.provenance_at(decode.rows + 1, decode.context_tokens + total, decode.rows + 1)
+        prompt = first.profile.prefill_provenance(self.compute_tokens, self.cached_tokens, first.hello.token_budget)
+        return min(step, prompt, key=_certainty)
 
-Policy = Callable[[Candidate, Wanted], tuple[int, float]]
-"""(misses, cost) of a candidate: fewer misses win, then the lower cost."""
-
-
-def by_objectives(one: Candidate, wanted: Wanted) -> tuple[int, float]:
-    """Predicted attainment first, then the least slack used up. DistServe's goodput (OSDI'24, section 2) read as a
-    placement rule: a decode counts as missed when adding this request slows its whole batch past the objective."""
-    misses = one.faults + (one.short_blocks > 0)
-    slo = wanted.slo
-    if slo is None:
-        return misses, one.ttft_s + one.tpot_s * wanted.usual_output
-    ttft_s = wanted.waited_s + one.ttft_s
-    misses += (ttft_s > slo.ttft_s) + (one.tpot_s > slo.tpot_s)
-    if slo.e2e_s is not None:
-        misses += ttft_s + one.tpot_s * wanted.usual_output > slo.e2e_s
-    return misses, one.ttft_s / slo.ttft_s + one.tpot_s / slo.tpot_s
+    def _error(self) -> float | None:
+        errors = (self.decode.profile.error, (self.prefill or self.decode).profile.error)
+        known = [error for error in errors if error is not None]
+        return max(known) if len(known) == len(errors) else None
 
 
-def by_first_token(one: Candidate, wanted: Wanted) -> tuple[int, float]:
-    """The earliest first token, whatever it does to others."""
-    return one.faults + (one.short_blocks > 0), one.ttft_s
+def _certainty(provenance: str) -> int:
+    return CERTAINTY.get(provenance, 0)
 
 
-def in_turn(one: Candidate, wanted: Wanted) -> tuple[int, float]:
-    """Everybody in turn, blind to load: the baseline that others are compared with."""
-    return one.faults + (one.short_blocks > 0), 0.0
-
-
-POLICIES: dict[str, Policy] = {"slo": by_objectives, "fastest": by_first_token, "round_robin": in_turn}
-
-
-def choose(candidates: Sequence[Candidate], wanted: Wanted, config: CoreConfig) -> list[Candidate]:
-    """Best first. Which candidates compete at all is decide.py's; the policy does the rest."""
-    policy = POLICIES[config.policy]
-    for one in candidates:
-        one.misses, one.cost = policy(one, wanted)
-        one.cost = round(one.cost, 9)
-    return sorted(candidates, key=lambda one: (one.misses, one.cost, one.order))
-
-
-def explain(ranked: Sequence[Candidate], wanted: Wanted) -> tuple[CandidateView, ...]:
-    """The winner and up to seven others, each with the reason it won or lost."""
-    best = ranked[0]
-    views = [best.view(True, "best predicted attainment" if not best.misses else f"least bad: {_faults(best, wanted)}")]
-    for one in ranked[1:MAX_VIEWS]:
-        views.append(one.view(False, _faults(one, wanted) or _slower(one, best)))
-    return tuple(views)
-
-
-def _faults(one: Candidate, wanted: Wanted) -> str:
-    """What a candidate is predicted to miss; empty when nothing."""
-    found = []
-    slo, ttft_s = wanted.slo, wanted.waited_s + one.ttft_s
-    if slo is not None and ttft_s > slo.ttft_s:
-        found.append(f"TTFT {ttft_s:.3g} s over {slo.ttft_s:g} s")
-    if slo is not None and one.tpot_s > slo.tpot_s:
-        found.append(f"TPOT {one.tpot_s:.3g} s over {slo.tpot_s:g} s")
-    if one.short_blocks > 0:
-        found.append(f"{one.short_blocks} KV blocks short of its usual length")
-    if one.faults:
-        found.append("failed this request before")
-    return ", ".join(found)
-
-
-def _slower(one: Candidate, best: Candidate) -> str:
-    if one.ttft_s > best.ttft_s:
-        return f"first token {one.ttft_s - best.ttft_s:.3g} s later"
-    if one.tpot_s > best.tpot_s:
-        return f"TPOT {one.tpot_s - best.tpot_s:.3g} s longer"
-    return "equal; the other's turn" if one.cost == best.cost else "uses up more of the objectives"
+def explain(ranked: Sequence[Candidate]) -> tuple[CandidateView, ...]:
+    """The winner and a few others, each with the reason it won or lost."""
+    return tuple(one.view(index == 0) for index, one in enumerate(ranked))

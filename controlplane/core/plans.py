@@ -5,22 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controlplane.core.desk import Desk
+from controlplane.core.estimate import kv_token_bytes
 from controlplane.core.events import ApplyWanted, Audit, PlanReady, PlanRefused, PlanWanted
 from controlplane.core.fleet import xpyd
-from controlplane.core.forecast import predict
+from controlplane.core.forecast import Predictor, pace_of, predict
 from controlplane.core.goodput import Probe
 from controlplane.core.instance import Instance
+from controlplane.core.pins import SPLIT, Pins
 from controlplane.core.planrun import StepRunner
 from controlplane.core.rebalance import plan_steps, risks
+from controlplane.core.score import Applied, Outcome, Scores
 from controlplane.core.steps import StepRun, StepState, new_step
 from controlplane.text import shown
-from transfer.api import AuditRow, Plan, PlanRequest, PlanStatus, PlanStep, Prediction
+from transfer.api import AuditRow, Plan, PlanRequest, PlanStatus, PlanStep, Prediction, ScoredMove
 from transfer.errors import InvalidValue
 from transfer.terms import InstanceId, Role
 from transfer.wire.messages import Heartbeat, RoleReport
 
 MOVE_S = 0.02
 """What a migration takes besides moving its bytes."""
+AUTOPILOT = "autopilot"
+"""The actor of plans that nobody asked for."""
 
 
 @dataclass
@@ -43,6 +48,8 @@ class PlanRun:
     applied_s: float = 0.0
     at_s: float = 0.0
     probe: Probe | None = None
+    model: str = ""
+    gain: float | None = None
 
     def view(self) -> Plan:
         return Plan(
@@ -55,12 +62,15 @@ class PlanRun:
 class Plans:
     """Idempotent by idempotency_key: applying a plan again with the key it was applied with answers its state."""
 
-    def __init__(self, desk: Desk, runner: StepRunner) -> None:
-        self._desk, self._runner = desk, runner
+    def __init__(self, desk: Desk, runner: StepRunner, pins: Pins, scores: Scores) -> None:
+        """An operator's plan pins the split; every plan that is done is scored."""
+        self._desk, self._runner, self._pins, self.scores = desk, runner, pins, scores
         self._plans: dict[str, PlanRun] = {}
         self._num_plans = 0
         self.applying: PlanRun | None = None
         self._measuring: PlanRun | None = None
+        self.ended_s: float | None = None
+        """When the last plan was over."""
 
     def wanted(self, event: PlanWanted) -> None:
         """Plan only."""
@@ -95,6 +105,14 @@ class Plans:
         else:
             self._start(plan, event)
 
+    def own(self, moves: dict[str, str], gain: float) -> Plan:
+        """Make and start a plan of the autopilot's. gain: predicted, as a share of goodput. Raises InvalidValue when
+        it cannot be."""
+        plan = self._make(PlanRequest(moves=moves))
+        plan.gain = gain
+        self._begin(plan, AUTOPILOT, 0.0)
+        return plan.view()
+
     def advance(self) -> None:
         """Carry the plan on, step after step; end its measurement when its window is over."""
         desk, plan = self._desk, self.applying
@@ -110,6 +128,7 @@ class Plans:
             self._runner.advance(plan.plan_id, step)
             if step.machine.state is before:
                 break
+        self._scored(self.scores.due(desk.now, desk.config.autopilot_window_s, self._outcome))
         probe = self._measuring.probe if self._measuring is not None else None
         if self._measuring is not None and probe is not None and desk.now - probe.since_s >= desk.config.measure_s:
             self._measure(self._measuring)
@@ -153,7 +172,7 @@ class Plans:
             plan_id=f"plan-{desk.control_epoch:x}-{self._num_plans}", base_version=fleet.version,
             before=xpyd(counts[Role.PREFILL], counts[Role.DECODE], counts[Role.MIXED]), after=str(target),
             steps=[new_step(step) for step in steps], predicted=self._predict(steps),
-            risks=risks(fleet, target, steps), undo_of=undo_of,
+            risks=risks(fleet, target, steps), undo_of=undo_of, model=self._model_of(steps),
         )  # fmt: skip
         self._plans[run.plan_id] = run
         for old in [name for name, one in self._plans.items() if one.status != "applying"][: -desk.config.max_plans]:
@@ -165,10 +184,20 @@ class Plans:
         roles = {one.id: one.role for one in fleet.engines()}
         roles |= {step.instance_id: Role(step.to_role) for step in steps}
         moved = [one for step in steps if (one := fleet.live(step.instance_id)) is not None]
-        groups = list(fleet.groups.values())
-        group = next((one for one in groups if moved and moved[0] in one.members), groups[0] if groups else None)
-        found = predict(desk.config, group, roles, desk.traffic, desk.now)
-        return _with(found, duration_s=sum(_drain_s(one) + self._runner.switch_s for one in moved))
+        group = fleet.groups.get(self._model_of(steps))
+        found = predict(desk.config, group, roles, desk.traffic, desk.now, self.scores.error)
+        return _with(found, duration_s=sum(self.duration_s(one) for one in moved))
+
+    def _model_of(self, steps: tuple[PlanStep, ...]) -> str:
+        """The model that the first moved instance serves, or any."""
+        groups = self._desk.fleet.groups
+        first = self._desk.fleet.live(steps[0].instance_id) if steps else None
+        model = first.hello.model.name if first is not None and first.hello.model is not None else ""
+        return model if model in groups else next(iter(groups), "")
+
+    def duration_s(self, one: Instance) -> float:
+        """Predicted drain and switch of one instance."""
+        return _drain_s(one) + self._runner.switch_s
 
     def _undone_by(self, plan: PlanRun, key: str) -> PlanRun | None:
         """The undo of this plan that was asked for with the same key."""
@@ -198,17 +227,24 @@ class Plans:
     # --- applying -------------------------------------------------------------------------------------------
 
     def _start(self, plan: PlanRun, event: ApplyWanted) -> None:
+        if event.apply.idempotency_key:
+            plan.keys.append(event.apply.idempotency_key)
+        if plan.steps and self._desk.config.pin_s > 0:
+            self._pins.put(SPLIT, event.apply.actor, self._desk.config.pin_s, plan.plan_id, self._desk.now)
+        self._begin(plan, event.apply.actor, event.at_s)
+        self._desk.emit(PlanReady(ask_id=event.ask_id, plan=plan.view()))
+
+    def _begin(self, plan: PlanRun, actor: str, at_s: float) -> None:
         desk = self._desk
         if self._measuring is not None:
             self._measure(self._measuring)
-        plan.status, plan.actor, plan.at_s, plan.applied_s = "applying", event.apply.actor, event.at_s, desk.now
-        if event.apply.idempotency_key:
-            plan.keys.append(event.apply.idempotency_key)
+        if plan.steps:
+            self._scored(self.scores.interrupt(self._outcome))
+        plan.status, plan.actor, plan.at_s, plan.applied_s = "applying", actor, at_s, desk.now
         self.applying = plan
         desk.fleet.version += 1
         self._audit(plan, "undo" if plan.undo_of else "apply", f"{plan.before} to {plan.after}")
         self.advance()
-        desk.emit(PlanReady(ask_id=event.ask_id, plan=plan.view()))
 
     def _done(self, plan: PlanRun) -> None:
         desk = self._desk
@@ -219,11 +255,17 @@ class Plans:
         desk.fleet.version += 1
         desk.note("info", f"plan {plan.plan_id} is done: {plan.before} to {plan.after}")
         plan.probe = desk.goodput.probe(desk.now)
-        self._measuring = plan
+        self._measuring, self.ended_s = plan, desk.now
+        if plan.steps and plan.predicted.attainment is not None:
+            change = f"{plan.before} to {plan.after}"
+            self._scored(self.scores.applied(
+                Applied(plan.plan_id, plan.actor, change, plan.model, plan.predicted.attainment, plan.gain, desk.now),
+                self._outcome,
+            ))  # fmt: skip
 
     def _failed(self, plan: PlanRun, sentence: str) -> None:
         desk = self._desk
-        plan.status, plan.failed, self.applying = "failed", sentence, None
+        plan.status, plan.failed, self.applying, self.ended_s = "failed", sentence, None, desk.now
         plan.measured = Prediction(duration_s=desk.now - plan.applied_s, basis="the plan failed")
         desk.fleet.version += 1
         desk.note("error", f"plan {plan.plan_id} failed: {sentence}")
@@ -254,8 +296,29 @@ class Plans:
         return next((one for one in self.applying.steps
                      if one.instance_id == instance.id and one.machine.state not in ended), None)  # fmt: skip
 
+    def _outcome(self, since_s: float, model: str) -> Outcome:
+        desk, group = self._desk, self._desk.fleet.groups.get(model)
+        if group is None:
+            return Outcome(0, 0, None)
+        pace = pace_of(group)
+        good, counted = desk.traffic.outcome(since_s, desk.now, model, desk.config.classes, pace)
+        load = desk.traffic.load(desk.now, model, desk.now - since_s, pace)
+        if not load.shapes:
+            return Outcome(good, counted, None)
+        predictor = Predictor(group.members, load, desk.config.classes, desk.config)
+        found = predictor.forecast(predictor.split({one.id: one.role for one in group.members}))
+        return Outcome(good, counted, found.attainment if found is not None else None)
+
+    def _scored(self, move: ScoredMove | None) -> None:
+        plan = self._plans.get(move.plan_id) if move is not None else None
+        if plan is not None and move is not None:
+            found = f"predicted {move.predicted:.1%}, {move.expected:.1%} for the load that came"
+            measured = f"attainment {move.measured:.1%} of {move.num_requests} requests"
+            self._audit(plan, "scored", f"{move.change}: {measured}, {found}")
+
     def _audit(self, plan: PlanRun, action: str, detail: str) -> None:
-        at_s = plan.at_s + max(0.0, self._desk.now - plan.applied_s)
+        """Without a time of its own the shell puts the present one."""
+        at_s = plan.at_s + max(0.0, self._desk.now - plan.applied_s) if plan.at_s else 0.0
         self._desk.emit(Audit(row=AuditRow(
             at_s=at_s, actor=plan.actor, action=action, subject=plan.plan_id, detail=detail,
             predicted=plan.predicted, measured=plan.measured,
@@ -272,7 +335,7 @@ class Plans:
 
 def _drain_s(one: Instance) -> float:
     """Predicted drain: the prefill queue, and the bytes of running requests over the link."""
-    token_bytes = one.hello.layout.token_bytes if one.hello.layout is not None else 0
+    token_bytes = kv_token_bytes(one, one.hello.layout) if one.hello.layout is not None else 0
     link = one.hello.hardware.link_bytes_per_s * one.profile.link_efficiency
     return one.queue_s() + one.context_tokens * token_bytes / link + one.rows * MOVE_S
 

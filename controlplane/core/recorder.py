@@ -17,6 +17,7 @@ from controlplane.core.config import CoreConfig
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
+    AutopilotWanted,
     Effect,
     Ended,
     Event,
@@ -35,7 +36,9 @@ FORMAT = 1
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 
-AnyEvent = FromNode | NodeLost | Arrived | Resume | FirstToken | Ended | PlanWanted | ApplyWanted | Tick
+AnyEvent = (
+    FromNode | NodeLost | Arrived | Resume | FirstToken | Ended | PlanWanted | ApplyWanted | Tick | AutopilotWanted
+)
 
 
 class Header(Struct, frozen=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from controlplane.core.autopilot import Autopilot
+from controlplane.core.balance import Balance
 from controlplane.core.config import CoreConfig, check_config
 from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
@@ -15,6 +17,7 @@ from controlplane.core.endings import Endings
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
+    AutopilotWanted,
     Effect,
     Ended,
     Event,
@@ -31,12 +34,15 @@ from controlplane.core.ledger import Ledger
 from controlplane.core.lifecycle import Request
 from controlplane.core.membership import Membership
 from controlplane.core.migration import Migrations
+from controlplane.core.pins import Pins
 from controlplane.core.planrun import StepRunner
 from controlplane.core.plans import Plans
+from controlplane.core.policies.registry import POLICIES
 from controlplane.core.recovery import Recovery
 from controlplane.core.replication import SKETCH_WIDTH, Replication
+from controlplane.core.score import Scores
 from controlplane.core.view import core_metrics, fleet_state
-from transfer.api import FleetState, Plan
+from transfer.api import AutopilotView, FleetState, Plan
 from transfer.sketch import CountMin
 from transfer.terms import InstanceId, RequestId
 from transfer.wire.messages import (
@@ -76,15 +82,19 @@ class SchedulerCore:
         self._dispatch = Dispatch(desk, self._endings, self._replication)
         self._recovery = Recovery(desk, self._dispatch, self._endings)
         self._migrations = Migrations(desk, self._dispatch, self._recovery, self._on_moved)
+        self._balance = Balance(desk, self._migrations)
         self._handoff = Handoff(desk, self._dispatch, self._recovery, self._migrations)
         self._membership = Membership(desk, self._recovery, self._on_lost)
-        self._plans = Plans(desk, StepRunner(desk, self._migrations, self._membership))
+        pins = Pins()
+        self._plans = Plans(desk, StepRunner(desk, self._migrations, self._membership), pins, Scores())
+        self._autopilot = Autopilot(desk, self._plans, pins)
         self._spent_s, self._spent_version = 0.0, -1
         handoff, membership = self._handoff, self._membership
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             FromNode: self._from_node, NodeLost: self._node_lost, Arrived: self._arrived,
             Resume: self._recovery.resume, FirstToken: self._first_token, Ended: self._endings.ended,
             PlanWanted: self._plans.wanted, ApplyWanted: self._plans.apply, Tick: self._tick,
+            AutopilotWanted: self._autopilot.wanted,
         }  # fmt: skip
         self._node_handlers: dict[type, Callable[[InstanceId, Any], object]] = {
             Hello: membership.hello, Heartbeat: self._heartbeat, Goodbye: membership.goodbye,
@@ -111,11 +121,15 @@ class SchedulerCore:
 
     def state(self, now: float) -> FleetState:
         """The fleet as operators see it."""
-        return fleet_state(self._desk, now)
+        return fleet_state(self._desk, now, self._autopilot)
 
     def metrics(self) -> dict[str, float]:
         """What the core alone knows, by name on /metrics without prefix; counters end in _total."""
-        return core_metrics(self._desk)
+        return core_metrics(self._desk, self._autopilot)
+
+    def autopilot(self, now: float) -> AutopilotView:
+        """Mode, last looks, pins and score."""
+        return self._autopilot.view(now)
 
     def plan(self, plan_id: str) -> Plan | None:
         return self._plans.plan(plan_id)
@@ -128,6 +142,14 @@ class SchedulerCore:
     def in_flight(self) -> int:
         """Requests that arrived and have not ended."""
         return len(self._desk.requests)
+
+    @property
+    def awaits_tick(self) -> bool:
+        """Whether time alone may change something before a second is over: somebody waits for a place, a plan is
+        carried out, an abort is not confirmed, or the policy migrates."""
+        if POLICIES[self.config.policy].moves is not None:
+            return bool(self._desk.requests)
+        return bool(len(self._desk.line) or self._plans.applying is not None or self._desk.ledger.num_closing)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -168,6 +190,10 @@ class SchedulerCore:
         request = self._desk.requests.get(event.request_id)
         if request is not None:
             self._handoff.first_token(request)
+            if request.decode is not None:
+                self._desk.traffic.began(
+                    request.request_id, request.spec.model, self._desk.now, request.decode, request.cached_tokens
+                )
 
     def _from_node(self, event: FromNode) -> None:
         self._node_handlers[type(event.message)](event.instance_id, event.message)
@@ -189,9 +215,11 @@ class SchedulerCore:
         desk = self._desk
         self._recovery.tick()
         self._migrations.tick()
+        self._balance.tick()
         self._replication.tick()
         self._membership.tick()
         self._plans.advance()
+        self._autopilot.tick()
         desk.goodput.advance(desk.now)
         if desk.now - self._spent_s >= SPEND_S:
             desk.fleet.forget(desk.now)

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 import msgspec
 
 from controlplane.core.config import CoreConfig
-from controlplane.core.decide import Block, Blocked
 from controlplane.core.desk import Desk
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
+from controlplane.core.placement import Block, Blocked
 from transfer.errors import EngineFailed
 from transfer.terms import InstanceId
 

@@ -17,7 +17,7 @@ MAX_COUNT = 1 << 40
 MAX_S = 1e9
 
 _SPEEDS = ("peak_flops", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s")
-_SHARES = ("mfu", "mfu_attention", "mbu", "mbu_kv", "link_efficiency")
+_SHARES = ("mfu", "mfu_attention", "mbu", "mbu_kv", "link_efficiency", "scale_up_efficiency")
 
 
 def implausible(hello: Hello) -> str | None:
@@ -31,6 +31,8 @@ def implausible(hello: Hello) -> str | None:
 def in_range(beat: Heartbeat) -> Heartbeat:
     """The same beat; one with numbers that cannot be true has them replaced by the nearest that can."""
     load = beat.load
+    if _all_in_range(load) and all([0 <= one.num_blocks <= MAX_COUNT for one in beat.holdings]):
+        return beat
     counts = {
         name: _count(getattr(load, name))
         for name in LoadReport.__struct_fields__
@@ -40,9 +42,17 @@ def in_range(beat: Heartbeat) -> Heartbeat:
     speed = load.speed if 0.0 < load.speed <= MAX_S else 1.0
     checked = LoadReport(step_s=step_s, speed=speed, **counts)
     holdings = tuple(one for one in beat.holdings if 0 <= one.num_blocks <= MAX_COUNT)
-    if checked == load and len(holdings) == len(beat.holdings):
-        return beat
     return Heartbeat(epoch=beat.epoch, state=beat.state, load=checked, holdings=holdings, role=beat.role)
+
+
+def _all_in_range(load: LoadReport) -> bool:
+    """Of each of its numbers; as quick as can be, since all but all beats are right."""
+    counts = (
+        load.num_running, load.num_waiting, load.queued_prefill_tokens, load.num_blocks, load.free_blocks,
+        load.cached_blocks, load.num_preemptions, load.leaked_blocks, load.ssd_blocks, load.ssd_capacity_blocks,
+        load.unsettled,
+    )  # fmt: skip
+    return min(counts) >= 0 and max(counts) <= MAX_COUNT and 0.0 <= load.step_s <= MAX_S and 0.0 < load.speed <= MAX_S
 
 
 def _wrong(hello: Hello) -> Iterable[str]:
@@ -76,9 +86,12 @@ def _wrong_latency(latency: LatencyProfile) -> Iterable[str]:
         value = getattr(latency, name)
         if not (value > 0.0 and math.isfinite(value)):
             yield f"{name} {value}"
-    if latency.tp < 1:
-        yield f"tp {latency.tp}"
-        return
+    for name in ("tp", "pp", "dp", "ep"):
+        if not 1 <= getattr(latency, name) <= MAX_COUNT:
+            yield f"{name} {getattr(latency, name)}"
+            return
+    if latency.error is not None and not 0.0 <= latency.error <= MAX_S:
+        yield f"error {latency.error}"
     try:
         step_s = latency.step_s(1, 1, 1)
     except (ArithmeticError, InvalidValue):

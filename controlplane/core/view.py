@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controlplane.core.autopilot import Autopilot
 from controlplane.core.buckets import Buckets
 from controlplane.core.decide import unserved
 from controlplane.core.desk import Desk
@@ -18,6 +19,7 @@ SILENT_BEATS = 3
 """Heartbeats missed before the verdict calls an instance silent."""
 
 
+MODES = ("off", "advise", "auto")
 COUNTED = {
     "arrived": "arrivals", "placed_remote": "placements_remote", "placed_local": "placements_local",
     "reserve_refused": "reservations_refused", "migrations_failed": "migrations_failed",
@@ -29,7 +31,7 @@ COUNTED = {
 """Counters of the desk that are told outside, and their names there, without _total."""
 
 
-def core_metrics(desk: Desk) -> dict[str, float]:
+def core_metrics(desk: Desk, autopilot: Autopilot) -> dict[str, float]:
     """What the core alone knows, by name on /metrics without prefix; counters since start end in _total."""
     found = {f"{name}_total": float(desk.counters.get(key, 0)) for key, name in COUNTED.items()}
     return found | {
@@ -38,10 +40,14 @@ def core_metrics(desk: Desk) -> dict[str, float]:
         "directory_blocks": float(len(desk.directory)),
         "requests_suspected": float(sum(is_suspect(desk, request) for request in desk.requests.values())),
         "requests_doomed": float(sum(request.doomed(desk.now) for request in desk.requests.values())),
+        "autopilot_mode": float(MODES.index(autopilot.mode)),
+        "autopilot_looks_total": float(autopilot.counts["looks"]),
+        "autopilot_proposals_total": float(autopilot.counts["proposals"]),
+        "autopilot_moves_total": float(autopilot.counts["moves"]),
     }
 
 
-def fleet_state(desk: Desk, now: float) -> FleetState:
+def fleet_state(desk: Desk, now: float, autopilot: Autopilot) -> FleetState:
     """Everything `phaseplane status` and the live feed show."""
     stages = desk.goodput.missed_stages(now)
     counts = desk.fleet.counts()
@@ -55,6 +61,7 @@ def fleet_state(desk: Desk, now: float) -> FleetState:
         version=desk.fleet.version, classes=_classes(desk, now), stages_s=stages,
         bottleneck=next(iter(stages), None), verdict=verdict(desk, now),
         uptime_s=now - desk.started_s if desk.started_s is not None else 0.0, kv=kv_view(desk),
+        autopilot=autopilot.mode, advice=autopilot.line,
     )  # fmt: skip
 
 
@@ -137,5 +144,7 @@ def _instance(one: Instance, now: float) -> InstanceView:
         cached_blocks=load.cached_blocks, kv_use=used / load.num_blocks if load.num_blocks > 0 else 0.0,
         step_s=load.step_s, num_preemptions=load.num_preemptions, ssd_blocks=load.ssd_blocks,
         ssd_capacity_blocks=load.ssd_capacity_blocks, unsettled=load.unsettled,
-        last_seen_s=max(0.0, now - one.last_seen_s),
+        last_seen_s=max(0.0, now - one.last_seen_s), speed=one.speed,
+        provenance=one.latency.provenance if one.latency is not None else "",
+        latency_error=one.latency.error if one.latency is not None else None,
     )  # fmt: skip

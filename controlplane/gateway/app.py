@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from controlplane.gateway import admin, health, models
+from controlplane.gateway import admin, health, models, steering
 from controlplane.gateway.auth import authenticate
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.openai_chat import chat_completions
@@ -40,6 +40,10 @@ _GUARDED: dict[tuple[str, str], Handler] = {
     ("GET", "/v1/requests"): admin.list_requests,
     ("GET", "/v1/requests/{request_id}"): admin.get_request,
     ("GET", "/v1/audit"): admin.list_audit,
+    ("GET", "/v1/autopilot"): steering.get_autopilot,
+    ("PUT", "/v1/autopilot"): steering.put_autopilot,
+    ("POST", "/v1/autopilot/pins"): steering.create_pin,
+    ("DELETE", "/v1/autopilot/pins/{subject}"): steering.delete_pin,
 }
 
 

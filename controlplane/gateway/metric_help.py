@@ -74,6 +74,11 @@ HELP: dict[str, str] = {
     "phaseplane_process_cpu_seconds_total": "CPU time of the control plane's process.",
     "phaseplane_process_resident_memory_peak_bytes": "Most memory the control plane's process has had resident.",
     "phaseplane_process_start_time_seconds": "Unix time at which the control plane's process started serving.",
+    # The autopilot.
+    "phaseplane_autopilot_mode": "Mode of the autopilot: 0 off, 1 advise, 2 auto.",
+    "phaseplane_autopilot_looks_total": "Times the autopilot looked for role switches that would win goodput.",
+    "phaseplane_autopilot_proposals_total": "Times the autopilot began to propose a move, or another one.",
+    "phaseplane_autopilot_moves_total": "Moves that the autopilot made.",
     # vLLM's names.
     "vllm:num_requests_running": "Sequences in an instance's batch.",
     "vllm:num_requests_waiting": "Sequences that wait for an instance's batch.",

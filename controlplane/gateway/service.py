@@ -12,12 +12,12 @@ from typing import Protocol
 from aiohttp import web
 
 from controlplane.config import Config
-from controlplane.core.events import ApplyWanted, Event, PlanWanted
+from controlplane.core.events import ApplyWanted, AutopilotWanted, Event, PlanWanted
 from controlplane.gateway.live import LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.streams import TokenRouter
 from controlplane.gateway.tokenizer import TextTokenizer
-from transfer.api import AuditRow, FleetState, Plan, RequestRecord
+from transfer.api import AuditRow, AutopilotView, FleetState, Plan, RequestRecord
 
 
 class Control(Protocol):
@@ -37,6 +37,11 @@ class Control(Protocol):
 
     async def ask(self, event: PlanWanted | ApplyWanted) -> Plan:
         """Raises ApiError with the core's refusal, or 504 when it does not answer in time."""
+
+    def autopilot(self) -> AutopilotView: ...
+
+    async def steer(self, event: AutopilotWanted) -> AutopilotView:
+        """As ask."""
 
 
 class Archive(Protocol):

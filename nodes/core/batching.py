@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nodes.core import report
+from nodes.core.counted import CountedTokens
 from nodes.core.endings import Endings
 from nodes.core.events import (
     Add,
@@ -42,17 +42,17 @@ from nodes.core.events import (
 )
 from nodes.core.fetching import Fetching
 from nodes.core.pins import Pins
-from nodes.core.planning import InStep, plan_step
+from nodes.core.planning import InStep, num_even_steps, plan_step
+from nodes.core.questions import Questions
 from nodes.core.residency import BatchConfig, Residency
 from nodes.core.sequence import Roster, Sequence, State
 from nodes.core.takeover import Takeover
 from nodes.engines.engine import Sampled
 from transfer.errors import EngineFailed, IllegalTransition
-from transfer.terms import FinishReason, RequestId
-from transfer.wire.messages import Holding, LoadReport
+from transfer.terms import FinishReason
 
 
-class BatchCore:
+class BatchCore(Questions):
     """All sequences of one instance. One step at a time; every other event is taken while a step runs.
 
     Guarantees: an Add is answered by Admitted or NotAdmitted (prefill work maybe later); every admitted
@@ -107,54 +107,46 @@ class BatchCore:
                 effects.append(Cached(stored=stored, removed=removed))
         return effects
 
-    def next_step(self, now: float) -> StepPlan | None:
-        """What the engine shall run now; None when nothing can. Answer it with StepDone or StepUndone first."""
+    def next_step(self, now: float, *, bare: bool = False) -> StepPlan | None:
+        """What the engine shall run now; None when nothing can. Answer it with StepDone or StepUndone first.
+        bare: only the size of the step and not its chunks, for whoever only takes its time."""
         if self._step is not None:
             raise IllegalTransition("the batching core", "step running", "next_step")
-        planned = plan_step(self._roster, self.config.token_budget, self._residency.preempted)
+        planned = plan_step(self._roster, self.config.token_budget, self._residency.preempted, bare=bare)
         if planned is None:
             return None
         self._residency.preempted = []
         plan, self._step = planned
         return plan
 
-    # --- what the role may ask ------------------------------------------------------------------------------
+    # --- many steps at once: simulators ---------------------------------------------------------------------
 
-    @property
-    def idle(self) -> bool:
-        """No request is here and no step runs."""
-        return not self._roster.live and self._step is None
+    def even_steps(self) -> int:
+        """How many steps, the running one included, will only make their decodes longer by a token each, as long as no
+        event comes: those may be taken together with `ahead`. 0: take the running one with StepDone."""
+        if self._step is None:
+            return 0
+        waiting = self._roster.waiting
+        if waiting and (waiting[0], self._pool.num_free, self._roster.num_active) != self._blocked:
+            return 0
+        return num_even_steps(self._roster, self._step)
 
-    @property
-    def running_ids(self) -> list[RequestId]:
-        """Requests that generate, in the order they are served: those that can be paused."""
-        return [sequence.request_id for sequence in self._roster.running]
-
-    def blocks_of(self, request_id: RequestId, generation: int) -> list[int] | None:
-        """The table of one request now (a copy); None when this generation of it is not here."""
-        sequence = self._roster.find(request_id, generation)
-        return None if sequence is None else list(sequence.table.blocks)
-
-    def state_of(self, request_id: RequestId, generation: int) -> State | None:
-        sequence = self._roster.find(request_id, generation)
-        return None if sequence is None else sequence.state
-
-    def holdings(self) -> tuple[Holding, ...]:
-        """Every request that holds blocks, those included that were dropped in the running step."""
-        return report.holdings(self._roster)
-
-    def load(self, now: float) -> LoadReport:
-        """This instance's load. The role adds step_s and speed, which it measures. waiting: not computing yet."""
-        return report.load_report(self._roster, self._residency, self._pins.tables())
-
-    def cached_hashes(self) -> tuple[bytes, ...]:
-        """Hash of every whole block that can be found here now, held or not: for a directory's snapshot."""
-        return self._pool.digests()
-
-    def check(self) -> int:
-        """Full integrity check, O(num_blocks): leaked blocks, 0 when all is well. Raises IllegalTransition when a
-        block is two things at once. `load` does the cheap half of it."""
-        return self._pool.check([one.table for one in self._roster.everyone()] + self._pins.tables())
+    def ahead(self, count: int) -> None:
+        """The running step and those after it have ended, `count` of at most even_steps() as they were when it began;
+        the next one runs. The same as so many times StepDone and next_step where tokens are counted (counted.py)."""
+        if self._step is None:
+            raise IllegalTransition("the batching core", "no step running", "ahead")
+        for sequence, _, _ in self._step:
+            tokens = sequence.tokens
+            if type(tokens) is not CountedTokens or sequence.params is None:
+                raise IllegalTransition(f"request {sequence.request_id}", "tokens of its own", "ahead")
+            tokens.count_ += count
+            sequence.num_output += count
+            sequence.num_computed += count
+            if tokens.count_ > len(sequence.table.blocks) * sequence.block_size or (
+                sequence.num_output >= sequence.params.max_tokens
+            ):
+                raise IllegalTransition(f"request {sequence.request_id}", f"{tokens.count_} tokens", f"ahead({count})")
 
     # --- requests come --------------------------------------------------------------------------------------
 
@@ -252,6 +244,8 @@ class BatchCore:
 
     def _step_done(self, event: StepDone, now: float, effects: list[Effect]) -> None:
         for sequence, count, _ in self._step_over("StepDone", effects):
+            if event.quiet and sequence.state is State.RUNNING and self._ran_on(sequence, event):
+                continue
             if sequence.arriving_blocks:
                 self._fetching.arrived(sequence)
             sequence.num_computed += count
@@ -260,7 +254,23 @@ class BatchCore:
             if sequence.work is Work.PREFILL:
                 self._maybe_computed(sequence, now, effects)
             elif sequence.num_computed == len(sequence.tokens):
-                self._draw(sequence, event.sampled.get(sequence.request_id), effects)
+                sampled = event.sampled.get(sequence.request_id, _ANY if event.quiet else None)
+                self._draw(sequence, sampled, effects)
+
+    def _ran_on(self, sequence: Sequence, event: StepDone) -> bool:
+        """A decode whose token nobody wants to hear of, and which goes on: without a word, if it is one."""
+        params, tokens = sequence.params, sequence.tokens
+        if (
+            params is None or sequence.num_output + 1 >= params.max_tokens or len(tokens) + 1 >= sequence.max_length
+            or sequence.request_id in event.sampled or sequence.pause_wanted or not sequence.reported_cached
+        ):  # fmt: skip
+            return False
+        tokens.append(0)
+        sequence.num_output += 1
+        sequence.num_computed += 1
+        if sequence.num_computed >= (sequence.num_committed + 1) * sequence.block_size:
+            self._residency.commit(sequence)
+        return True
 
     def _step_undone(self, event: StepUndone, now: float, effects: list[Effect]) -> None:
         for sequence, _, num_pushed in self._step_over("StepUndone", effects):
@@ -302,6 +312,9 @@ class BatchCore:
     def _tick(self, event: Tick, now: float, effects: list[Effect]) -> None:
         self._endings.expire(now, effects)
         self._pins.expire(now, effects)
+
+
+_ANY = Sampled(0)
 
 
 def _admitted(sequence: Sequence, num_free: int) -> Admitted:

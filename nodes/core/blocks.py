@@ -7,10 +7,10 @@ Cached blocks count as free: they are given up, least recently used first, when 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from nodes.core.runs import FreeRuns
+from nodes.core.runs import FreeRuns, FreeStack
 from transfer.errors import IllegalTransition, InvalidValue
 
 _HISTORY = 256
@@ -47,23 +47,23 @@ class BlockPool:
     A release is idempotent by construction: the table gives its blocks up as it is released.
     """
 
-    def __init__(self, num_blocks: int, *, prefix_cache: bool = True) -> None:
+    def __init__(self, num_blocks: int, *, prefix_cache: bool = True, contiguous: bool = True) -> None:
         if num_blocks < 1:
             raise InvalidValue(f"an arena needs at least one block, got {num_blocks}; raise the KV memory")
         self.num_blocks = num_blocks
         self.num_references = 0
         """Sum of all reference counts: equals the summed length of all tables, or blocks have leaked."""
         self._prefix_cache = prefix_cache
-        self._free = FreeRuns(num_blocks)
+        self._free: FreeRuns | FreeStack = FreeRuns(num_blocks) if contiguous else FreeStack(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._refs = [0] * num_blocks
         self._key: list[BlockKey | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._slack = min(_SLACK_BLOCKS, num_blocks // 32)
+        self._slack = min(_SLACK_BLOCKS, num_blocks // 32) if contiguous else 0
         self._taken: list[int] = []
         self._stored: dict[bytes, int] = {}
         self._removed: dict[bytes, None] = {}
-        self._history: deque[tuple[str, int, int]] = deque(maxlen=_HISTORY)
+        self._history: deque[tuple[str, list[int]]] = deque(maxlen=_HISTORY)
 
     @property
     def num_free(self) -> int:
@@ -81,9 +81,10 @@ class BlockPool:
     def match(self, keys: Iterable[BlockKey]) -> list[int]:
         """Blocks that hold the leading `keys`, full digest and tokens both equal. Takes nothing."""
         found: list[int] = []
+        index, held = self._index, self._key
         for key in keys:
-            block = self._index.get(key.digest)
-            if block is None or self._key[block] != key:
+            block = index.get(key[0])
+            if block is None or held[block] != key:
                 break
             found.append(block)
         return found
@@ -100,15 +101,18 @@ class BlockPool:
 
     def room_beside(self, hits: list[int]) -> int:
         """Blocks still free once `hits` are referenced."""
-        return self.num_free - sum(1 for block in hits if self._refs[block] == 0)
+        refs = self._refs
+        return self.num_free - len([block for block in hits if refs[block] == 0])
 
     def share(self, table: BlockTable, hits: list[int]) -> None:
         """Append blocks found by `match` to a table."""
+        refs, cached = self._refs, self._cached
         for block in hits:
-            if self._refs[block] == 0:
-                del self._cached[block]
-            self._refs[block] += 1
-            self._history.append(("share", block, self._refs[block]))
+            count = refs[block]
+            if count == 0:
+                del cached[block]
+            refs[block] = count + 1
+        self._history.append(("share", hits))
         self.num_references += len(hits)
         table.blocks.extend(hits)
 
@@ -123,13 +127,15 @@ class BlockPool:
         if count <= 0:
             return True
         slack = min(room, self._slack)
-        while self._cached and self._free.total < count + slack:
-            self._evict()
+        short = count + slack - self._free.total
+        if short > 0 and self._cached:
+            self._evict(min(short, len(self._cached)))
         after = table.blocks[-1] if table.blocks else None
         taken = self._free.take(count, after=after, room=slack)
+        refs = self._refs
         for block in taken:
-            self._refs[block] = 1
-            self._history.append(("take", block, 1))
+            refs[block] = 1
+        self._history.append(("take", taken))
         self.num_references += count
         self._taken.extend(taken)
         table.blocks.extend(taken)
@@ -137,12 +143,20 @@ class BlockPool:
 
     def commit(self, block: int, key: BlockKey) -> None:
         """The whole block's KV is computed: make it findable. The first block with a key keeps the entry."""
-        if not self._prefix_cache or key.digest in self._index:
+        self.commit_all([block], [key])
+
+    def commit_all(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> None:
+        """The same for several, in order."""
+        if not self._prefix_cache:
             return
-        self._index[key.digest] = block
-        self._key[block] = key
-        self._stored[key.digest] = block
-        self._removed.pop(key.digest, None)
+        index, held, stored, removed = self._index, self._key, self._stored, self._removed
+        for block, key in zip(blocks, keys, strict=True):
+            digest = key[0]
+            if digest not in index:
+                index[digest] = stored[digest] = block
+                held[block] = key
+                if removed:
+                    removed.pop(digest, None)
 
     def release(self, table: BlockTable) -> int:
         """Give up a table's blocks; returns how many it held. Raises IllegalTransition below zero references.
@@ -150,17 +164,19 @@ class BlockPool:
         The tail becomes the least recently used, so that prefixes outlive what follows them.
         """
         blocks, table.blocks = table.blocks, []
+        refs, held, cached = self._refs, self._key, self._cached
         for block in reversed(blocks):
-            refs = self._refs[block] - 1
-            self._history.append(("release", block, refs))
-            if refs < 0:
+            count = refs[block] - 1
+            if count < 0:
                 raise IllegalTransition(f"block {block}", "unreferenced", "release", self._past(block))
-            self._refs[block] = refs
-            if refs == 0:
-                if self._key[block] is None:
+            refs[block] = count
+            if count == 0:
+                if held[block] is None:
                     self._free.add(block)
                 else:
-                    self._cached[block] = None
+                    cached[block] = None
+        if blocks:
+            self._history.append(("release", blocks))
         self.num_references -= len(blocks)
         return len(blocks)
 
@@ -206,17 +222,31 @@ class BlockPool:
             leaked += places == 0 or refs > held[block]
         return leaked
 
-    def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
-        key = self._key[block]
-        if key is None:
-            raise IllegalTransition(f"block {block}", "cached without a key", "evict", self._past(block))
-        self._key[block] = None
-        del self._index[key.digest]
-        self._stored.pop(key.digest, None)
-        self._removed[key.digest] = None
-        self._history.append(("evict", block, 0))
-        self._free.add(block)
+    def _evict(self, count: int) -> None:
+        """Give up the `count` least recently used cached blocks."""
+        index, held, stored, removed = self._index, self._key, self._stored, self._removed
+        evicted: list[int] = []
+        for _ in range(count):
+            block, _ = self._cached.popitem(last=False)
+            key = held[block]
+            if key is None:
+                raise IllegalTransition(f"block {block}", "cached without a key", "evict", self._past(block))
+            held[block] = None
+            digest = key[0]
+            del index[digest]
+            if stored:
+                stored.pop(digest, None)
+            removed[digest] = None
+            evicted.append(block)
+        self._history.append(("evict", evicted))
+        self._free.add_all(evicted)
 
     def _past(self, block: int) -> tuple[str, ...]:
-        return tuple(f"{what} ({refs} references)" for what, id_, refs in self._history if id_ == block)
+        """What happened to a block of late, each with the references it had after; read back from those it has now."""
+        found: list[str] = []
+        refs = self._refs[block]
+        for what, blocks in reversed(self._history):
+            if block in blocks:
+                found.append(f"{what} ({refs} references)")
+                refs += {"release": 1, "share": -1, "take": -1}.get(what, 0)
+        return tuple(reversed(found))

@@ -69,6 +69,9 @@ class Endings:
                     lost = f"lease over: {_LEASE_OVER[state]} within {sequence.spec.lease_s:g} s"
                     self.end(sequence, "lose", effects, lost=lost)
 
+    def lease_over(self, now: float) -> bool:
+        return any(now >= one.deadline for state in LEASED for one in self._roster.by_state[state])
+
     def say_gone(
         self,
         request_id: RequestId,

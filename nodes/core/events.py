@@ -7,7 +7,9 @@ returns a `StepDone` event. Between the two the core accepts every other event.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
+from nodes.core.blocks import BlockKey
 from nodes.engines.engine import Chunk, Sampled
 from transfer.terms import FinishReason, RequestId, SamplingParams, Struct, TokenIds, TokenLogprob
 
@@ -39,6 +41,8 @@ class SequenceSpec(Struct, frozen=True):
     """Lower is served first, preempted last."""
     fetch_blocks: int = 0
     """PREFILL: leading whole blocks the shell will fetch from a pool before computing (0: none)."""
+    keys: tuple[BlockKey, ...] = ()
+    """Of its leading whole blocks, when somebody knows them already (a simulator, which has no tokens to hash)."""
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -91,8 +95,11 @@ class Fetched(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
+    """quiet: of decodes that run on no Emit is wanted; who is not in `sampled` drew a token that ends nothing."""
+
     sampled: dict[RequestId, Sampled]
     duration_s: float
+    quiet: bool = False
 
 
 class StepUndone(Event, frozen=True):
@@ -280,6 +287,15 @@ class Push(Struct, frozen=True):
     count: int
 
 
+class StepSize(NamedTuple):
+    """What LatencyProfile.step_s wants to know of a step: for whoever takes its time without computing it."""
+
+    num_new_tokens: int
+    context_tokens: int
+    batch: int
+    attention_pairs: int
+
+
 class StepPlan(Struct, frozen=True):
     """What to run now. started: PREFILL and LOCAL requests whose first chunk is in this step. arriving: requests in it
     whose leading blocks are still on their way, see Arriving."""
@@ -290,3 +306,5 @@ class StepPlan(Struct, frozen=True):
     num_prefill_tokens: int
     preempted: list[RequestId]
     arriving: list[RequestId]
+    size: StepSize | None = None
+    """Instead of chunks, where only the time of the step is wanted."""

@@ -32,5 +32,8 @@ class Pins:
             self.unpin(name)
             effects.append(Unpinned(name=name))
 
+    def lease_over(self, now: float) -> bool:
+        return any(now >= deadline for _, deadline in self._pins.values())
+
     def tables(self) -> list[BlockTable]:
         return [table for table, _ in self._pins.values()]

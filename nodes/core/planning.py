@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nodes.core.events import Push, StepPlan, Work
+from nodes.core.events import Push, StepPlan, StepSize, Work
 from nodes.core.sequence import Roster, Sequence
 from nodes.engines.engine import Chunk
 from transfer.terms import RequestId
@@ -21,24 +21,22 @@ class InStep(NamedTuple):
     num_pushed: int
 
 
-def plan_step(roster: Roster, token_budget: int, preempted: list[RequestId]) -> tuple[StepPlan, list[InStep]] | None:
-    """The next step, or None when nothing can run. Block tables and histories in it are live lists.
+def plan_step(
+    roster: Roster, token_budget: int, preempted: list[RequestId], *, bare: bool = False
+) -> tuple[StepPlan, list[InStep]] | None:
+    """The next step, or None when nothing can run. Block tables and histories in it are live lists. bare: its size in
+    place of its chunks.
 
     A sequence whose leading blocks are still arriving is left out beside decodes: they must not wait for a pool."""
-    chunks: list[Chunk] = []
     in_step: list[InStep] = []
     for sequence in roster.running:
-        tokens = sequence.tokens
-        chunks.append(
-            Chunk(sequence.request_id, tokens[-1:], len(tokens) - 1, sequence.table.blocks, sequence.sampling())
-        )
         in_step.append(InStep(sequence, 1, sequence.num_pushed))
         sequence.in_step = True
     pushes: list[Push] = []
     started: list[RequestId] = []
     arriving: list[RequestId] = []
-    num_prefill_tokens = 0
-    left = token_budget - len(chunks)
+    num_prefill_tokens, num_running = 0, len(in_step)
+    left = token_budget - num_running
     for sequence in roster.prefilling:
         if left <= 0:
             break
@@ -49,7 +47,6 @@ def plan_step(roster: Roster, token_budget: int, preempted: list[RequestId]) -> 
         count = min(left, sequence.num_to_compute - sequence.num_computed)
         left -= count
         num_prefill_tokens += count
-        chunks.append(_prefill_chunk(sequence, count))
         in_step.append(InStep(sequence, count, sequence.num_pushed))
         sequence.in_step = True
         if sequence.work is Work.PREFILL:
@@ -57,12 +54,52 @@ def plan_step(roster: Roster, token_budget: int, preempted: list[RequestId]) -> 
         if not sequence.started:
             sequence.started = True
             started.append(sequence.request_id)
-    if not chunks:
+    if not in_step:
         return None
+    chunks: list[Chunk] = []
+    if not bare:
+        chunks = [_decode_chunk(one.sequence) for one in in_step[:num_running]]
+        chunks += [_prefill_chunk(one.sequence, one.num_tokens) for one in in_step[num_running:]]
     return StepPlan(
         chunks=chunks, pushes=pushes, started=started, num_prefill_tokens=num_prefill_tokens, preempted=preempted,
-        arriving=arriving,
+        arriving=arriving, size=step_size(in_step) if bare else None,
     ), in_step  # fmt: skip
+
+
+def step_size(in_step: list[InStep]) -> StepSize:
+    """As nodes/engines/prediction.py reads it off chunks."""
+    tokens = context = pairs = 0
+    for sequence, count, _ in in_step:
+        start = sequence.num_computed
+        total = start + count
+        tokens += count
+        context += total
+        pairs += total if count == 1 else (total * (total + 1) - start * (start + 1)) // 2
+    return StepSize(tokens, context, len(in_step), pairs)
+
+
+def num_even_steps(roster: Roster, in_step: list[InStep]) -> int:
+    """How many steps, the running one included, are sure to change nothing but lengths if nothing happens meanwhile:
+    the same decodes, none of which finishes, needs a block or fills one, pauses or leaves. 0 where that is not sure."""
+    running = roster.running
+    if roster.prefilling or len(running) != len(in_step):
+        return 0
+    steps = 1 << 30
+    for sequence in running:
+        params = sequence.params
+        if not sequence.in_step or sequence.pause_wanted or params is None or not sequence.reported_cached:
+            return 0
+        length = len(sequence.tokens)
+        steps = min(
+            steps, params.max_tokens - sequence.num_output - 1, sequence.max_length - length - 1,
+            len(sequence.table.blocks) * sequence.block_size - length,
+        )  # fmt: skip
+    return max(0, steps)
+
+
+def _decode_chunk(sequence: Sequence) -> Chunk:
+    tokens = sequence.tokens
+    return Chunk(sequence.request_id, tokens[-1:], len(tokens) - 1, sequence.table.blocks, sequence.sampling())
 
 
 def _prefill_chunk(sequence: Sequence, count: int) -> Chunk:

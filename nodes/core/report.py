@@ -12,19 +12,25 @@ _WAITS = (State.WAITING, State.RECEIVING, State.FETCHING)
 _TO_PREFILL = (State.WAITING, State.FETCHING, State.PREFILLING)
 
 
-def load_report(roster: Roster, residency: Residency, pins: list[BlockTable]) -> LoadReport:
+def load_report(
+    roster: Roster, residency: Residency, pins: list[BlockTable], *, step_s: float = 0.0, speed: float = 1.0,
+    unsettled: int = 0,
+) -> LoadReport:  # fmt: skip
     """num_waiting counts what does not compute yet. leaked_blocks: references that no table accounts for."""
     by_state, pool = roster.by_state, residency.pool
-    in_tables = sum(len(one.table.blocks) for one in roster.everyone()) + sum(len(pin.blocks) for pin in pins)
+    in_tables = sum([len(one.table.blocks) for one in roster.everyone()]) + sum([len(pin.blocks) for pin in pins])
     return LoadReport(
-        num_running=sum(len(by_state[state]) for state in _COMPUTES),
-        num_waiting=sum(len(by_state[state]) for state in _WAITS),
+        num_running=sum([len(by_state[state]) for state in _COMPUTES]),
+        num_waiting=sum([len(by_state[state]) for state in _WAITS]),
         queued_prefill_tokens=sum(
-            one.num_to_compute - one.num_computed for state in _TO_PREFILL for one in by_state[state]
+            [one.num_to_compute - one.num_computed for state in _TO_PREFILL for one in by_state[state]]
         ),
         num_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
         cached_blocks=pool.num_cached,
+        step_s=step_s,
+        speed=speed,
+        unsettled=unsettled,
         num_preemptions=residency.num_preemptions,
         leaked_blocks=abs(pool.num_references - in_tables),
     )
@@ -33,6 +39,8 @@ def load_report(roster: Roster, residency: Residency, pins: list[BlockTable]) ->
 def holdings(roster: Roster) -> tuple[Holding, ...]:
     """Every request that is here, also without a block yet or any more, and those dropped in the running step."""
     return tuple(
-        Holding(request_id=one.request_id, generation=one.generation, num_blocks=len(one.table.blocks))
-        for one in roster.everyone()
+        [
+            Holding(request_id=one.request_id, generation=one.generation, num_blocks=len(one.table.blocks))
+            for one in roster.everyone()
+        ]
     )

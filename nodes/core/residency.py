@@ -32,6 +32,8 @@ class BatchConfig(Struct, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     watermark: float = 0.01
     prefix_cache: bool = True
+    contiguous: bool = True
+    """Look for long runs of blocks; of no use where no KV is moved."""
 
     @property
     def max_length(self) -> int:
@@ -61,7 +63,7 @@ class Residency:
 
     def __init__(self, config: BatchConfig, roster: Roster) -> None:
         self.config, self._roster = config, roster
-        self.pool = BlockPool(config.num_blocks, prefix_cache=config.prefix_cache)
+        self.pool = BlockPool(config.num_blocks, prefix_cache=config.prefix_cache, contiguous=config.contiguous)
         self.num_preemptions = 0
         self.preempted: list[RequestId] = []
         """Requests preempted since the last step was planned."""
@@ -120,11 +122,10 @@ class Residency:
         """Make every whole block that is computed findable in the prefix cache."""
         if not self.config.prefix_cache:
             return
-        size, index = self.config.block_size, sequence.num_committed
-        while (index + 1) * size <= sequence.num_computed:
-            self.pool.commit(sequence.table.blocks[index], sequence.key(index))
-            index += 1
-        sequence.num_committed = index
+        first, last = sequence.num_committed, sequence.num_computed // self.config.block_size
+        if first < last:
+            self.pool.commit_all(sequence.table.blocks[first:last], sequence.keys_between(first, last))
+            sequence.num_committed = last
 
     def grow_running(self) -> None:
         """Give every running sequence the block its next token needs. Where none is free the sequence of highest

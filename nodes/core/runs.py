@@ -30,6 +30,10 @@ class FreeRuns:
             self._remove(after)
         self._insert(first, end - first)
 
+    def add_all(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.add(block)
+
     def take(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
         """Take `count` ids (the caller knows that `total` is enough) from as few runs as there are.
 
@@ -71,3 +75,29 @@ class FreeRuns:
         del self._start[first + length]
         del self._sizes[bisect_left(self._sizes, (length, first))]
         self.total -= length
+
+
+class FreeStack:
+    """The same where no KV is ever moved and ids are only counted: the last one returned is taken first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def total(self) -> int:
+        return len(self._free)
+
+    def add(self, block: int) -> None:
+        self._free.append(block)
+
+    def add_all(self, blocks: list[int]) -> None:
+        self._free += blocks
+
+    def take(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
+        """Take `count` ids; the caller knows that `total` is enough."""
+        taken = self._free[-count:]
+        del self._free[-count:]
+        return taken
+
+    def blocks(self) -> list[int]:
+        return list(self._free)

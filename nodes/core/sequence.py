@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from enum import StrEnum
 
 from nodes.core.blocks import BlockKey, BlockTable
+from nodes.core.counted import CountedTokens, made_up_key, own_tokens
 from nodes.core.events import Gone, SequenceSpec, Work
 from nodes.engines.engine import Sampling
 from transfer.errors import IllegalTransition
@@ -104,7 +105,7 @@ class Sequence:
         """max_length: most tokens, prompt and output, the sequence may ever have on this instance."""
         self.spec, self.request_id, self.generation, self.work = spec, spec.request_id, spec.generation, spec.work
         self.rank = (spec.priority, arrival)
-        self.tokens = list(spec.tokens)
+        self.tokens = own_tokens(spec.tokens)
         self.num_output = spec.num_output
         self.params = spec.sampling
         self.block_size, self.max_length = block_size, max_length
@@ -113,7 +114,7 @@ class Sequence:
         self.state = State.WAITING
         self.history: deque[str] = deque(("add",), maxlen=_HISTORY)
         self.table = BlockTable()
-        self.keys: list[BlockKey] = []
+        self.keys: list[BlockKey] = list(spec.keys)
         self.num_computed = self.num_committed = self.num_pushed = 0
         self.have_blocks = self.fetched_blocks = self.arriving_blocks = 0
         self.valid_blocks: int | None = None
@@ -157,17 +158,25 @@ class Sequence:
             return 0
         return (self.params.max_tokens - self.num_output) // self.block_size + 1
 
-    def leading_keys(self, count: int) -> Iterator[BlockKey]:
+    def leading_keys(self, count: int) -> Iterable[BlockKey]:
         """Keys of the first `count` whole blocks, hashed as they are asked for."""
-        for index in range(count):
-            yield self.key(index)
+        return self.keys[:count] if len(self.keys) >= count else map(self.key, range(count))
+
+    def keys_between(self, first: int, last: int) -> list[BlockKey]:
+        """Keys of whole blocks [first, last)."""
+        if last > first:
+            self.key(last - 1)
+        return self.keys[first:last]
 
     def key(self, index: int) -> BlockKey:
         """Key of whole block `index`; each is hashed once."""
         while len(self.keys) <= index:
+            root = self.keys[-1].digest if self.keys else self.spec.root
+            if type(self.tokens) is CountedTokens:
+                self.keys.append(made_up_key(root, self.request_id, len(self.keys)))
+                continue
             first = len(self.keys) * self.block_size
             tokens = self.tokens[first : first + self.block_size]
-            root = self.keys[-1].digest if self.keys else self.spec.root
             self.keys.append(BlockKey(block_hashes(tokens, self.block_size, root)[0], pack_tokens(tokens)))
         return self.keys[index]
 

@@ -5,6 +5,7 @@ The first handoff of prefilled KV ends in the same KvReady. Moves no bytes (tran
 
 from __future__ import annotations
 
+from nodes.core.counted import own_tokens
 from nodes.core.endings import Endings
 from nodes.core.events import CannotPause, Effect, Grow, Grown, KvReady, Pause, Paused, Resume
 from nodes.core.residency import Residency
@@ -28,7 +29,7 @@ class Takeover:
             return
         self._roster.move(sequence, "kv_ready")
         if tokens is not None:
-            sequence.tokens, sequence.num_output = list(tokens), event.num_output
+            sequence.tokens, sequence.num_output = own_tokens(tokens), event.num_output
         sequence.num_computed = len(sequence.tokens) - 1
         self._residency.commit(sequence)
 
@@ -82,7 +83,7 @@ class Takeover:
             Paused(
                 request_id=sequence.request_id,
                 generation=sequence.generation,
-                tokens=list(sequence.tokens),
+                tokens=own_tokens(sequence.tokens),
                 num_output=sequence.num_output,
                 blocks=sequence.table.blocks[:num_blocks],
             )

@@ -19,7 +19,8 @@ from transfer.wire.messages import CacheEvents, Goodbye, PrefillDone
 COMPUTE = profile(H800)
 TOKENS = 4000
 POOL_BLOCKS = TOKENS // BLOCK - 1
-BLOCK_BYTES = BLOCK * LAYOUT.token_bytes
+TOKEN_BYTES = COMPUTE.shape.kv_token_bytes
+BLOCK_BYTES = BLOCK * TOKEN_BYTES
 WHOLE_BYTES = POOL_BLOCKS * BLOCK_BYTES
 COMPUTE_S = COMPUTE.prefill_s(TOKENS - 1)
 
@@ -28,7 +29,8 @@ def path(link: float, *, have: int = 0, ssd: int = 0, lead: int | None = None, l
     blocks = POOL_BLOCKS
     match = Match(blocks, ssd, blocks - ssd if lead is None else lead)
     pool = Instance(hello("k0", Role.KV_POOL), 0.0)
-    return Path(config(fetch_latency_s=latency_s, ssd_bytes_per_s=link / 10), pool, match, have, LAYOUT, link)
+    settings = config(fetch_latency_s=latency_s, ssd_bytes_per_s=link / 10)
+    return Path(settings, pool, match, have, BLOCK, TOKEN_BYTES, link)
 
 
 def overlap(budget: int = 100_000, latency_s: float = 0.003) -> Overlap:
@@ -97,7 +99,7 @@ def test_fetching_is_not_charged_as_compute() -> None:
     assert one.fetch is not None
     cached = one.fetch.blocks * BLOCK
     compute_s = COMPUTE.prefill_s(TOKENS - 1 - cached, cached)
-    assert one.prefill_s > 1.2 * compute_s
+    assert one.prefill_s > 1.1 * compute_s
     assert one.charge_prefill.prefill_us == round(compute_s * 1e6)
     assert one.charge_prefill.prefill_tokens == TOKENS - 1 - cached
 
@@ -115,8 +117,10 @@ def test_ssd_costs_what_its_own_speed_says_and_only_where_it_is_read() -> None:
 
 
 def fleet(link: float, **changes: object) -> Rig:
-    rig = Rig(config(**changes))
-    rig.fleet("1P1D", num_blocks=20_000)
+    rig = Rig(config(policy="slo", ssd_bytes_per_s=1e12, **changes))  # which places on instances with a queue
+    quick = msgspec.structs.replace(H800, link_bytes_per_s=1e15)  # so that the pool's own link counts
+    rig.join("p0", Role.PREFILL, num_blocks=20_000, hardware=quick)
+    rig.join("d0", Role.DECODE, num_blocks=20_000)
     rig.join("k0", Role.KV_POOL, num_blocks=1000, hardware=msgspec.structs.replace(H20, link_bytes_per_s=link / 0.8))
     return rig
 

@@ -76,6 +76,8 @@ LATENCY = profile(FAST.hardware)
         (msgspec.structs.replace(FAST, hardware=NO_LINK), "link_bytes_per_s 0.0"),
         (msgspec.structs.replace(FAST, latency=profile(NO_LINK)), "link_bytes_per_s 0.0"),
         (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, tp=0)), "tp 0"),
+        (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, pp=0)), "pp 0"),
+        (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, error=-0.1)), "error -0.1"),
         (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, mbu=math.nan)), "mbu nan"),
         (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, alpha_s=-9.0)), "a step of one token"),
         (msgspec.structs.replace(FAST, latency=msgspec.structs.replace(LATENCY, beta_s=math.inf)), "takes inf s"),

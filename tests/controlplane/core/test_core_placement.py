@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from core_kit import BLOCK, GREEDY, H20, H800, LAYOUT, Rig, Slo, config, hello, only, sends, sent, those
+from core_kit import BLOCK, GREEDY, H20, H800, LAYOUT, Rig, Slo, config, hello, only, profile, sends, sent, those
 
 from controlplane.core.config import CoreConfig, check_config
 from controlplane.core.events import Fail, NodeLost
@@ -12,6 +12,7 @@ from controlplane.core.instance import Charge
 from controlplane.core.lifecycle import Request
 from transfer.errors import ConfigError
 from transfer.kv.block import block_hashes
+from transfer.profile import StepRange
 from transfer.terms import Role, unpack_tokens
 from transfer.wire.messages import CacheEvents, Prefill, Reserve
 
@@ -54,7 +55,7 @@ def test_load_is_charged_at_dispatch_so_that_a_burst_spreads() -> None:
 
 def test_the_faster_instance_gets_more() -> None:
     """Load counts in seconds, so that unequal hardware is balanced by nature."""
-    rig = Rig(config(prefill_backlog_s=100.0))
+    rig = Rig(config(policy="slo", prefill_backlog_s=100.0))  # which queues at instances; goodput binds late
     rig.join("h800", Role.PREFILL, hardware=H800)
     rig.join("h20", Role.PREFILL, hardware=H20)
     rig.fleet("1D", num_blocks=50_000)
@@ -71,7 +72,7 @@ def test_a_measured_slowdown_moves_work_away() -> None:
 
 
 def test_the_prefill_that_holds_the_prefix_wins_until_its_queue_is_longer_than_computing() -> None:
-    rig = Rig(config(prefill_backlog_s=100.0))
+    rig = Rig(config(policy="slo", prefill_backlog_s=100.0))
     rig.fleet("2P1D", num_blocks=20_000)
     cache(rig, "p1", 4000, 200)
     first = place(rig, "r0", 4000)
@@ -81,8 +82,7 @@ def test_the_prefill_that_holds_the_prefix_wins_until_its_queue_is_longer_than_c
     charged = {name: rig.instance(name).queue_s() for name in ("p0", "p1")}
     busy = place(rig, "x", 4000, first=99)
     assert busy.prefill == min(charged, key=lambda name: charged[name])
-    rig.instance("p1").prefill_us += 30_000_000  # far behind
-    rig.instance("p1").queue_hint_s = None
+    rig.instance("p1").charge(Charge(prefill_tokens=1000, prefill_us=30_000_000), rig.now)  # far behind
     assert place(rig, "r2", 4000).prefill == "p0"
 
 
@@ -93,11 +93,11 @@ def test_a_prefix_is_fetched_from_the_pool_when_that_is_faster_than_computing() 
     one = place(rig, "r1", 4000)
     assert one.chosen is not None
     assert one.chosen.pool is not None
-    assert one.chosen.cached_tokens == 3840
+    assert 3600 <= one.chosen.cached_tokens <= 3840, "most of it; the end is computed meanwhile"
     assert one.why[0].kv_source == "k0"
     prefill = sent(rig.reserved("r1"), Prefill)[1]
     assert prefill.source is not None
-    assert (prefill.source.peer.instance_id, prefill.source.num_blocks) == ("k0", 240)
+    assert (prefill.source.peer.instance_id, prefill.source.num_blocks * BLOCK) == ("k0", one.chosen.cached_tokens)
 
 
 def test_a_slow_pool_is_not_used() -> None:
@@ -163,6 +163,22 @@ def test_every_decision_leaves_its_reasons() -> None:
     assert "turn" in why[1].reason
 
 
+def test_each_way_says_what_its_step_times_are_worth() -> None:
+    rig = Rig()
+    rig.fleet("1P2D")
+    known = StepRange(num_new_tokens=2048, context_tokens=3000, batch=64, attention_pairs=3_000_000)
+    fitted = {"provenance": "fitted", "fitted_to": known}
+    for name, error in (("p0", 0.02), ("d0", 0.05), ("d1", None)):
+        one = rig.instance(name)
+        one.latency = msgspec.structs.replace(one.profile, error=error, **fitted)
+    assert {view.decode: (view.provenance, view.error) for view in place(rig, "r1", 1000).why} == {
+        "d0": ("fitted", 0.05), "d1": ("fitted", None),
+    }  # fmt: skip
+    assert {view.provenance for view in place(rig, "r2", 3001).why} == {"extrapolated"}
+    rig.instance("d0").latency = profile(H20)
+    assert {view.provenance for view in place(rig, "r3", 1000).why if view.decode == "d0"} == {"preset"}
+
+
 def test_prompts_that_decode_holds_already_are_not_sent_around() -> None:
     rig = Rig()
     rig.fleet("1P1D")
@@ -177,7 +193,7 @@ def test_prompts_that_decode_holds_already_are_not_sent_around() -> None:
 def test_colocation_follows_the_policy(colocate: str, expected: set[str]) -> None:
     rig = Rig(config(colocate=colocate, prefill_backlog_s=1000.0))
     rig.fleet("1P1D1M", num_blocks=50_000)
-    assert {place(rig, f"r{index}", 3000).decode for index in range(12)} == expected
+    assert {place(rig, f"r{index}", 3000).decode for index in range(12)} - {None} == expected
 
 
 def test_mixed_serves_when_there_is_no_pair_even_under_never() -> None:
@@ -226,7 +242,7 @@ def test_an_unknown_model_is_unavailable_after_the_grace() -> None:
 
 
 def test_the_backlog_stays_here_where_it_can_still_be_placed_elsewhere() -> None:
-    rig = Rig(config(prefill_backlog_s=0.2))
+    rig = Rig(config(prefill_backlog_s=0.2, colocate="never"))
     rig.fleet("1P1D", num_blocks=100_000)
     for index in range(10):
         place(rig, f"r{index}", 4000, first=index + 1)
@@ -282,8 +298,8 @@ def test_the_link_between_two_instances_counts() -> None:
         one = place(rig, f"r{index}", 1000)
         assert one.decode == "d1", "shared memory on one host needs no link"
         assert one.chosen is not None
-        assert one.chosen.transfer_s < 0.01
-    assert next(view for view in rig.request("r0").why if view.decode == "d0").transfer_s > 0.1
+        assert one.chosen.transfer_s < 0.02
+    assert next(view for view in rig.request("r0").why if view.decode == "d0" and view.prefill).transfer_s > 0.1
 
 
 def test_missing_an_objective_weighs_more_than_any_slack() -> None:
@@ -291,9 +307,9 @@ def test_missing_an_objective_weighs_more_than_any_slack() -> None:
     rig = Rig(config(classes={"default": Slo(ttft_s=5.0, tpot_s=0.012)}))
     rig.join("p0", Role.PREFILL, host="here")
     rig.join("near", Role.DECODE, host="here", hardware=msgspec.structs.replace(H20, memory_bytes_per_s=2.0e12))
-    rig.join("far", Role.DECODE, host="far", hardware=msgspec.structs.replace(H20, link_bytes_per_s=0.25e6))
+    rig.join("far", Role.DECODE, host="far", hardware=msgspec.structs.replace(H20, link_bytes_per_s=64e6))
     one = place(rig, "r1", 1000, sampling=LONG)
     assert one.decode == "far"
-    by_name = {view.decode: view for view in one.why}
+    by_name = {view.decode: view for view in one.why if view.prefill}
     assert by_name["near"].ttft_s + 2.0 < by_name["far"].ttft_s < 5.0
     assert 0.012 < by_name["near"].tpot_s < 0.014

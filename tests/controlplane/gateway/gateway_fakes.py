@@ -14,6 +14,8 @@ from controlplane.config import Config, Model
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
+    AutopilotReady,
+    AutopilotWanted,
     Effect,
     Ended,
     Event,
@@ -33,7 +35,17 @@ from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.service import Gateway
 from controlplane.gateway.tokenizer import BYTE_EOS, ByteTokenizer
 from controlplane.plane import Hooks, Plane, build
-from transfer.api import AuditRow, FleetState, Goodput, InstanceView, Plan, Prediction, RequestRecord
+from transfer.api import (
+    AuditRow,
+    AutopilotSettings,
+    AutopilotView,
+    FleetState,
+    Goodput,
+    InstanceView,
+    Plan,
+    Prediction,
+    RequestRecord,
+)
 from transfer.terms import FinishReason, TokenLogprob, unpack_tokens
 from transfer.wire.messages import Message, StepOutput, TokenItem
 
@@ -80,6 +92,10 @@ class FakeCore:
                 return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
             case PlanWanted() | ApplyWanted():
                 return [PlanReady(ask_id=event.ask_id, plan=a_plan())]
+            case AutopilotWanted() if self.refusal is not None:
+                return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
+            case AutopilotWanted():
+                return [AutopilotReady(ask_id=event.ask_id, view=self.autopilot(now))]
         return []
 
     def state(self, now: float) -> FleetState:
@@ -93,6 +109,10 @@ class FakeCore:
 
     def metrics(self) -> dict[str, float]:
         return {"placements_total": 3.0}
+
+    def autopilot(self, now: float) -> AutopilotView:
+        settings = AutopilotSettings(every_s=3.0, window_s=60.0, rest_s=15.0, floor=1, max_moves=None, pin_s=3600.0)
+        return AutopilotView(mode="advise", rule="in one sentence", line="hold: no traffic", settings=settings)
 
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -1,0 +1,305 @@
+"""The online planner: proposes role switches, or makes them. In one sentence:
+
+every 3 s it asks which few role switches would win most goodput under the traffic of the last 10, 60 and 300 s, and
+makes them when twice in a row one of these windows is surer of the gain than chance, the model's error, the switch
+itself and the return of the earlier load can cost and no shorter one speaks against it, after which it rests for 15 s.
+
+Its three timers are autopilot_every_s, autopilot_window_s (and the sixth of it) and autopilot_rest_s. It never takes
+the last instance of a role, leaves alone what an operator pinned, and holds while it cannot see. Every look leaves a
+line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controlplane.core.desk import Desk
+from controlplane.core.events import Audit, AutopilotReady, AutopilotWanted, PlanRefused
+from controlplane.core.evidence import SHORT, Evidence, Observer, since_of
+from controlplane.core.fleet import Group
+from controlplane.core.forecast import DEFAULT_ERROR
+from controlplane.core.instance import Instance
+from controlplane.core.moves import Advice, Found, Rules, advise
+from controlplane.core.pins import SPLIT, Pins
+from controlplane.core.plans import AUTOPILOT, Plans
+from controlplane.core.tried import MIN_OUTCOME, Tried, counts_of
+from controlplane.text import shown
+from transfer.api import AuditRow, AutopilotMode, AutopilotSettings, AutopilotView, Evaluation, Prediction
+from transfer.errors import InvalidValue
+
+MAX_EVALUATIONS = 256
+SHOWN_EVALUATIONS = 50
+SILENT_BEATS = 3
+BLIND_SHARE = 0.1
+"""It is blind when more than this share of the engines has been silent for SILENT_BEATS; any one, of a few."""
+MAX_SHARE = 3
+"""A move takes at most every third engine, when nothing else is set."""
+AGAIN = 1.5
+"""Periods between two looks that follow each other, at most."""
+LEAST_BETTER = 0.02
+"""Attainment by which a split that was tried before must have been better."""
+HOLDS = ("quiet", "met", "unsure", "busy")
+"""Codes of looks that propose nothing: the audit tells when a proposal ends, not every change between them."""
+
+
+@dataclass(slots=True)
+class _Look:
+    at_s: float
+    model: str
+    code: str
+    line: str
+    advice: Advice | None = None
+
+
+class Autopilot:
+    """Single owner: SchedulerCore. Deterministic; decides in `tick`."""
+
+    def __init__(self, desk: Desk, plans: Plans, pins: Pins) -> None:
+        self._desk, self._plans, self._pins, self._observer = desk, plans, pins, Observer(desk)
+        self._tried = Tried()
+        config = desk.config
+        self.mode: AutopilotMode = config.autopilot
+        self._floor, self._max_moves = config.autopilot_floor, config.autopilot_max_moves
+        self._looked_s: float | None = None
+        self._looks: deque[_Look] = deque(maxlen=MAX_EVALUATIONS)
+        self._told: dict[str, tuple[str, str]] = {}
+        """Of each model, what the audit was last told, and since how many looks."""
+        self._since: dict[str, int] = {}
+        self._wanted: dict[str, tuple[float, str]] = {}
+        """Of each model, when a look was last sure of a move, and where it led."""
+        self.counts = {"looks": 0, "moves": 0, "proposals": 0}
+        self.line = "off" if self.mode == "off" else "no look yet"
+
+    # --- what happens -----------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look when it is time to."""
+        desk = self._desk
+        if self.mode == "off":
+            return
+        if self._looked_s is not None and desk.now - self._looked_s < desk.config.autopilot_every_s - 1e-6:
+            return
+        self._looked_s = desk.now
+        looks = [self._look(model, group) for model, group in sorted(desk.fleet.groups.items())]
+        for look in looks or [_Look(desk.now, "", "quiet", "hold: no engine serves a model")]:
+            self._note(look)
+
+    def wanted(self, event: AutopilotWanted) -> None:
+        """Set the mode, a limit or a pin; answered with AutopilotReady or PlanRefused."""
+        refused = self._pin(event) if event.pin is not None else None
+        refused = refused or (self._unpin(event) if event.unpin is not None else None)
+        if refused is not None:
+            self._desk.emit(PlanRefused(ask_id=event.ask_id, status=refused[0], message=refused[1]))
+            return
+        if event.change is not None:
+            self._change(event)
+        self._desk.emit(AutopilotReady(ask_id=event.ask_id, view=self.view(self._desk.now)))
+
+    def view(self, now: float) -> AutopilotView:
+        config = self._desk.config
+        errors = [one.profile.error for one in self._desk.fleet.engines() if one.latency is not None]
+        declared = max((error for error in errors if error is not None), default=DEFAULT_ERROR)
+        return AutopilotView(
+            mode=self.mode, rule=rule(config.autopilot_every_s, config.autopilot_window_s, config.traffic_window_s,
+                                      config.autopilot_rest_s),
+            line=self.line,
+            settings=AutopilotSettings(
+                every_s=config.autopilot_every_s, window_s=config.autopilot_window_s, rest_s=config.autopilot_rest_s,
+                floor=self._floor, max_moves=self._max_moves, pin_s=config.pin_s,
+            ),
+            evaluations=tuple(_evaluation(one, now) for one in list(self._looks)[: -SHOWN_EVALUATIONS - 1 : -1]),
+            pins=self._pins.views(now), score=self._plans.scores.view(declared),
+        )  # fmt: skip
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def _look(self, model: str, group: Group) -> _Look:
+        """One model's look: what stands in the way, else what would help."""
+        desk = self._desk
+        if silent := self._silent(group):
+            late_s = SILENT_BEATS * desk.config.heartbeat_s
+            return _Look(desk.now, model, "blind", f"hold: blind, no word for {late_s:g} s from {_names(silent)}")
+        if self._plans.applying is not None:
+            return _Look(desk.now, model, "busy", f"hold: plan {self._plans.applying.plan_id} is being applied")
+        evidence = self._observer.gather(model, group, since_of(self._plans.ended_s))
+        if not evidence.windows:
+            return _Look(desk.now, model, "quiet", f"hold: {evidence.lacks}")
+        counts = counts_of(list(evidence.roles.values()))
+        self._tried.came_out(model, counts, evidence.work, evidence.good, evidence.counted)
+        ready = evidence.windows[0].instances
+        free = [one for one in ready if self._pins.get(one.id, desk.now) is None]
+        found, pinned = self._advise(evidence, free), ""
+        if found.advice is None and len(free) < len(ready):
+            found, pinned = self._unless_pinned(found, self._advise(evidence, ready))
+        if found.advice is None:
+            code = "met" if found.best is None else "unsure"
+            return _Look(desk.now, model, code, f"hold: {found.text}", found.best)
+        if self._observer.changing(model):
+            text = f"hold: the load is just changing; of what came before it would {found.advice}"
+            return _Look(desk.now, model, "unsure", text, found.advice)
+        why = self._no_better(model, evidence, found.advice)
+        why = why or self._observer.turns_back(model, group, evidence, found.advice)
+        if why is not None:
+            return _Look(desk.now, model, "unsure", f"hold: {why}", found.advice)
+        if (pin := self._pins.get(SPLIT, desk.now)) is not None:
+            pinned = str(pin)
+        seen_s, where = self._wanted.get(model, (-math.inf, ""))
+        self._wanted[model] = (desk.now, found.advice.direction)
+        if where != found.advice.direction or desk.now - seen_s > AGAIN * desk.config.autopilot_every_s:
+            return _Look(desk.now, model, "unsure", f"hold: if the next look agrees, {found.advice}", found.advice)
+        return self._act(model, found.advice, pinned)
+
+    def _act(self, model: str, advice: Advice, pinned: str) -> _Look:
+        """The move is right: make it, unless it is not ours to make now."""
+        desk = self._desk
+        if pinned:
+            return _Look(desk.now, model, "pinned", f"hold: {pinned}; it would {advice}", advice)
+        if self.mode != "auto":
+            return _Look(desk.now, model, "advise", str(advice), advice)
+        ended_s = self._plans.ended_s
+        if ended_s is not None and (left_s := ended_s + desk.config.autopilot_rest_s - desk.now) > 0:
+            return _Look(desk.now, model, "resting", f"hold: resting for {left_s:.0f} s; it would {advice}", advice)
+        try:
+            plan = self._plans.own(advice.roles, advice.relative[0])
+        except InvalidValue as error:
+            return _Look(desk.now, model, "refused", f"hold: {error}; it would {advice}", advice)
+        self.counts["moves"] += 1
+        return _Look(desk.now, model, "move", f"{advice} ({plan.plan_id})", advice)
+
+    def _unless_pinned(self, found: Found, anyhow: Found) -> tuple[Found, str]:
+        """What would be done if no instance were pinned, and the pin that is in the way; else what was found."""
+        if anyhow.advice is None:
+            return found, ""
+        pins = [self._pins.get(one.id, self._desk.now) for one, _ in anyhow.advice.switches]
+        named = [str(pin) for pin in pins if pin is not None]
+        return (anyhow, ", ".join(named)) if named else (found, "")
+
+    def _advise(self, evidence: Evidence, movable: Sequence[Instance]) -> Found:
+        most = self._max_moves or -(-len(evidence.roles) // MAX_SHARE)
+        return advise(evidence.windows, evidence.roles, Rules(
+            movable=movable, floor=self._floor, most=most, duration_s=self._plans.duration_s,
+            horizon_s=self._desk.config.autopilot_window_s, trust=self._plans.scores.error,
+        ))  # fmt: skip
+
+    def _no_better(self, model: str, evidence: Evidence, advice: Advice) -> str | None:
+        """Why the move is not made again: the split that it leads to was tried under about this load."""
+        roles = dict(evidence.roles) | {one.id: role for one, role in advice.switches}
+        before = self._tried.attainment(model, counts_of(list(roles.values())), evidence.work)
+        if before is None:
+            return None
+        now = evidence.good / evidence.counted if evidence.counted >= MIN_OUTCOME else advice.before.attainment
+        if before >= now + LEAST_BETTER:
+            return None
+        return (
+            f"{advice.named} would bring {advice.promise} by the model, but under such load that split came to "
+            f"{before:.0%} and this one comes to {now:.0%}"
+        )
+
+    def _silent(self, group: Group) -> list[str]:
+        """The engines that are out of hearing, when they are too many to go on."""
+        config = self._desk.config
+        late_s = SILENT_BEATS * config.heartbeat_s
+        silent = [one.id for one in group.members if self._desk.now - one.last_seen_s > late_s]
+        return silent if len(silent) > BLIND_SHARE * len(group.members) else []
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def _note(self, look: _Look) -> None:
+        """Keep the line; tell the audit when what it would do, or what is in the way, has changed."""
+        self._looks.append(look)
+        self.counts["looks"] += 1
+        self.line = look.line
+        quiet = look.code in HOLDS or (look.code == "blind" and self.mode != "auto")
+        what = ("", "") if quiet else (look.code, look.advice.named if look.advice is not None else "")
+        before = self._told.get(look.model, ("", ""))
+        self._since[look.model] = self._since.get(look.model, 0) + 1
+        if what == before:
+            return
+        if look.advice is not None and not quiet:
+            self.counts["proposals"] += 1
+        self._told[look.model] = what
+        looks, self._since[look.model] = self._since[look.model], 0
+        action = "hold" if quiet or look.code not in ("advise", "move") else look.code
+        self._audit(AUTOPILOT, action, look.model, f"{look.line} (after {looks} looks)", _predicted(look.advice))
+
+    def _audit(self, actor: str, action: str, subject: str, detail: str, predicted: Prediction | None = None) -> None:
+        row = AuditRow(at_s=0.0, actor=actor, action=action, subject=subject, detail=detail, predicted=predicted)
+        self._desk.emit(Audit(row=row))
+
+    # --- operators --------------------------------------------------------------------------------------------
+
+    def _change(self, event: AutopilotWanted) -> None:
+        change, said = event.change, []
+        assert change is not None
+        if change.mode is not None and change.mode != self.mode:
+            said.append(f"mode {self.mode} to {change.mode}")
+            self.mode, self._looked_s = change.mode, None
+            self.line = "off" if change.mode == "off" else "no look yet"
+        if change.floor is not None and change.floor != self._floor:
+            said.append(f"floor {self._floor} to {change.floor}")
+            self._floor = change.floor
+        if change.max_moves is not None and (most := change.max_moves or None) != self._max_moves:
+            said.append(f"most moves {self._max_moves or 'a third'} to {most or 'a third'}")
+            self._max_moves = most
+        if said:
+            self._audit(change.actor, "autopilot", "autopilot", ", ".join(said))
+
+    def _pin(self, event: AutopilotWanted) -> tuple[int, str] | None:
+        desk, pin = self._desk, event.pin
+        assert pin is not None
+        if pin.subject != SPLIT and desk.fleet.live(pin.subject) is None:
+            return 404, f"there is no instance {shown(pin.subject)} to pin; name one of the fleet's, or {SPLIT!r}"
+        if not self._pins.put(pin.subject, pin.actor, pin.ttl_s, pin.why, desk.now):
+            return 409, "there are too many pins; release some first"
+        for_s = "until released" if pin.ttl_s is None else f"for {pin.ttl_s:g} s"
+        self._audit(pin.actor, "pin", pin.subject, f"{for_s}{': ' + pin.why if pin.why else ''}")
+        return None
+
+    def _unpin(self, event: AutopilotWanted) -> tuple[int, str] | None:
+        assert event.unpin is not None
+        if not self._pins.release(event.unpin, self._desk.now):
+            return 404, f"{shown(event.unpin)} is not pinned"
+        self._audit(event.actor, "unpin", event.unpin, "released")
+        return None
+
+
+def rule(every_s: float, window_s: float, long_s: float, rest_s: float) -> str:
+    """The whole controller, in one sentence."""
+    return (
+        f"every {every_s:g} s it asks which few role switches would win most goodput under the traffic of the last "
+        f"{SHORT * window_s:g}, {window_s:g} and {long_s:g} s, and makes them when twice in a row one of these windows "
+        "is surer of the gain than chance, the model's error, the switch itself and the return of the earlier load can "
+        f"cost and no shorter one speaks against it, after which it rests for {rest_s:g} s"
+    )
+
+
+def _evaluation(look: _Look, now: float) -> Evaluation:
+    advice = look.advice
+    gain, low, high = advice.relative if advice is not None else (None, None, None)
+    return Evaluation(
+        ago_s=max(0.0, now - look.at_s), model=look.model, code=look.code, line=look.line,
+        moves=advice.roles if advice is not None else {}, gain=gain, low=low, high=high,
+        duration_s=advice.duration_s if advice is not None else None,
+    )  # fmt: skip
+
+
+def _predicted(advice: Advice | None) -> Prediction | None:
+    if advice is None:
+        return None
+    rate, before = advice.after.rate_per_s, advice.before.attainment
+    return Prediction(
+        duration_s=advice.duration_s, goodput_per_s=advice.after.goodput_per_s,
+        goodput_low=rate * max(0.0, before + advice.low), goodput_high=rate * min(1.0, before + advice.high),
+        ttft_p50_s=advice.after.ttft_p50_s, tpot_p50_s=advice.after.tpot_p50_s, attainment=advice.after.attainment,
+        basis=f"the last {advice.window_s:.0f} s",
+    )  # fmt: skip
+
+
+def _names(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+__all__ = ["Autopilot", "rule"]
