@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.core.config import CoreConfig
 from transfer.api import CandidateView, RequestRecord
 from transfer.profile import LatencyProfile
-from transfer.terms import InstanceId, RequestId, Role, Struct
+from transfer.terms import InstanceId, KvLayout, RequestId, Role, Struct
 
 
 class NodeSpec(Struct, frozen=True):
@@ -43,6 +43,13 @@ class Fault(Struct, frozen=True):
     factor: float = 1.0
 
 
+class Order(Struct, frozen=True):
+    """An operator asks for this split ("2P3D") and applies the plan at once."""
+
+    at_s: float
+    xpyd: str
+
+
 class SimConfig(Struct, frozen=True):
     """core.policy names the placement policy. token_bytes: of KV, in all layers. stepwise: never advance runs of equal
     decode steps in closed form (slower, same result)."""
@@ -58,6 +65,16 @@ class SimConfig(Struct, frozen=True):
     max_context: int = 131072
     drain_s: float = 600.0
     """Simulated seconds after the last arrival before what has not ended counts as timed out."""
+    timeout_s: float = 600.0
+    """Of each request, from its arrival."""
+    max_tokens: int | None = None
+    """The most output that clients ask for; each output then ends by itself where the trace says. None: they ask for
+    exactly what comes, as a benchmark's client does."""
+    liveness_s: float = 3.0
+    """How long the control plane hears nothing from a killed instance before it counts as lost."""
+    layout: KvLayout | None = None
+    """What instances declare; None: one of token_bytes."""
+    orders: tuple[Order, ...] = ()
 
 
 class Decision(Struct, frozen=True):
@@ -86,6 +103,8 @@ class SimResult(Struct, frozen=True):
     num_moves: int
     decisions: tuple[Decision, ...] = ()
     notes: tuple[str, ...] = ()
+    busy_s: dict[InstanceId, float] = {}
+    """Seconds that steps took on each instance, in all its lives and roles."""
 
     @property
     def attainment(self) -> float:

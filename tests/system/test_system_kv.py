@@ -188,7 +188,7 @@ def test_pools_come_and_go_under_load(seed: int) -> None:
 
     async def scenario() -> None:
         rng = random.Random(seed)
-        options = Options(num_blocks=500, pool_blocks=4096, token_budget=512)
+        options = Options(num_blocks=250, pool_blocks=4096, token_budget=512)
         async with System("p0", "p1", "d0", "d1", "k0", "k1", "k2", seed=seed, options=options) as system:
             fronts = [prompt(400, seed=front) for front in range(12)]  # more than engines hold
 
