@@ -14,7 +14,7 @@ PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help install up pull test test-all test-peers lint format bench soak clean
+.PHONY: help install up pull test test-all test-peers lint format bench bench-policies soak clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ format: install ## Format the code and mend what the linter can
 
 bench: pull ## Measure engine, transfer, gateway and reuse of KV beside their peers; JSON lines in benchmarks/results/
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-policies: install ## Every placement policy on the same simulated traffic; ARGS="--data DIR --quick"; resumable
+	$(BIN)/python benchmarks/bench_policies.py $(ARGS)
 
 soak: install ## Ten minutes of steady load: does memory grow, does a request fail?
 	$(BIN)/python benchmarks/soak.py $(ARGS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORES = sorted([*ROOT.glob("nodes/core/*.py"), *ROOT.glob("controlplane/core/*.py")])
+CORES = sorted([*ROOT.glob("nodes/core/*.py"), *ROOT.glob("controlplane/core/**/*.py")])
 IMPURE = {"asyncio", "time", "threading", "socket", "zmq", "aiohttp", "torch", "random", "os", "selectors"}
 
 

@@ -1,6 +1,6 @@
 """The command `phaseplane`: reads options, calls the module that works, and turns every failure into a sentence.
 
-No decision is taken here. Only `up`, `pull`, `keys`, `kvpool` and what is below `bench` start other programs.
+No decision is taken here. `up`, `pull`, `keys`, `kvpool`, `simulate`, `plan` and what is below `bench` start others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from typing import Annotated
 import typer
 
 from transfer.errors import PhaseplaneError
-from ui import bench_command, fleet_commands, kvpool_command, up_command
+from ui import (
+    autopilot_command,
+    bench_command,
+    calibrate_command,
+    fleet_commands,
+    kvpool_command,
+    plan_command,
+    simulate_command,
+    up_command,
+    validate_command,
+)
 from ui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from ui.options import Command, Config
 
@@ -38,8 +48,13 @@ app = typer.Typer(
 )
 up_command.register(app)
 fleet_commands.register(app)
+autopilot_command.register(app)
 bench_command.register(app)
 kvpool_command.register(app)
+calibrate_command.register(app)
+simulate_command.register(app)
+plan_command.register(app)
+validate_command.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,19 +7,29 @@ import os
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
 
-from transfer.api import ApplyRequest, FleetState, Plan, PlanRequest, RequestRecord
+from transfer.api import (
+    ApplyRequest,
+    AutopilotRequest,
+    AutopilotView,
+    FleetState,
+    PinRequest,
+    Plan,
+    PlanRequest,
+    RequestRecord,
+)
 from ui.errors import ApiError, CliError, Unreachable
 from ui.sse import Event, read_events
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 FLEET_PATH = "/v1/fleet"
-OWN_PATHS = (FLEET_PATH, "/v1/plans")
+AUTOPILOT_PATH = "/v1/autopilot"
+OWN_PATHS = (FLEET_PATH, "/v1/plans", AUTOPILOT_PATH)
 """Every Phaseplane control plane has these."""
 
 _CONNECT_S = 5.0
@@ -95,6 +105,19 @@ class FleetClient:
 
     async def undo(self, plan_id: str, request: ApplyRequest) -> Plan:
         return _decode(await self._call("POST", f"/v1/plans/{plan_id}/undo", request, _APPLY_S), Plan, self.url)
+
+    async def autopilot(self) -> AutopilotView:
+        return _decode(await self._call("GET", AUTOPILOT_PATH), AutopilotView, self.url)
+
+    async def set_autopilot(self, change: AutopilotRequest) -> AutopilotView:
+        return _decode(await self._call("PUT", AUTOPILOT_PATH, change), AutopilotView, self.url)
+
+    async def pin(self, pin: PinRequest) -> AutopilotView:
+        return _decode(await self._call("POST", f"{AUTOPILOT_PATH}/pins", pin), AutopilotView, self.url)
+
+    async def unpin(self, subject: str) -> AutopilotView:
+        path = f"{AUTOPILOT_PATH}/pins/{quote(subject, safe='')}"
+        return _decode(await self._call("DELETE", path), AutopilotView, self.url)
 
     async def request_record(self, request_id: str) -> RequestRecord:
         return _decode(await self._call("GET", f"/v1/requests/{request_id}"), RequestRecord, self.url)

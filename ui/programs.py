@@ -18,6 +18,8 @@ def arguments(context: typer.Context) -> list[str]:
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             flags.append(flag)
+        elif isinstance(value, list | tuple):
+            flags += [f"{flag}={one}" for one in value]
         elif value is not None and value is not False and name not in NOT_IN_FILES:
             flags.append(f"{flag}={value}")
     return flags

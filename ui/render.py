@@ -10,10 +10,23 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from transfer.api import CandidateView, FleetState, KvView, Plan, Prediction, Quantiles, RequestRecord
+from transfer.api import (
+    AutopilotView,
+    CandidateView,
+    FleetState,
+    InstanceView,
+    KvView,
+    Plan,
+    Prediction,
+    Quantiles,
+    RequestRecord,
+)
 from ui.measure import BenchReport
 
 _PIPED_WIDTH = 160
+MAX_LOOKS = 10
+MIN_SHOWN = 0.005
+"""From which an instance is said to be slower or faster than predicted."""
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -39,14 +52,17 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     )
     if fleet.verdict:
         console.print(fleet.verdict)
+    if fleet.autopilot != "off":
+        console.print(f"autopilot ({fleet.autopilot}): {fleet.advice}")
     table = _table("instance", "role", "state", "hardware", "engine", "model")
     tiered = any(view.ssd_capacity_blocks for view in fleet.instances)
-    for name in ("running", "waiting", "KV use", "cached", "step", *(["on SSD"] if tiered else [])):
+    for name in ("running", "waiting", "KV use", "cached", "step", "predicted by", *(["on SSD"] if tiered else [])):
         table.add_column(name, justify="right")
     for view in fleet.instances:
         table.add_row(
             view.id, view.role, view.state, view.hardware, view.engine, view.model, str(view.num_running),
             str(view.num_waiting), f"{view.kv_use:.0%}", str(view.cached_blocks), _seconds(view.step_s or None),
+            _latency(view),
             *([str(view.ssd_blocks) if view.ssd_capacity_blocks else "-"] if tiered else []),
         )  # fmt: skip
     console.print(table)
@@ -159,6 +175,36 @@ def show_request(console: Console, record: RequestRecord) -> None:
         show_candidates(console, record.why)
 
 
+def show_autopilot(console: Console, view: AutopilotView) -> None:
+    """`phaseplane autopilot`: mode, what it last saw, what it must leave alone, and how its moves came out."""
+    limits = view.settings
+    most = "a third of the engines" if limits.max_moves is None else str(limits.max_moves)
+    console.print(f"autopilot {view.mode}: {view.line}")
+    console.print(f"the rule: {view.rule}")
+    console.print(f"it leaves at least {limits.floor} instances in a role and makes at most {most} switches in a move")
+    for pin in view.pins:
+        left = "until released" if pin.left_s is None else f"for another {_span(pin.left_s)}"
+        console.print(f"pinned: {pin.subject}, by {pin.who}, {left}{f' ({pin.why})' if pin.why else ''}")
+    if view.evaluations:
+        table = _table("ago", "model", "what", "line")
+        for look in view.evaluations[:MAX_LOOKS]:
+            table.add_row(_span(look.ago_s), look.model, look.code, look.line)
+        console.print(table)
+    score = view.score
+    if score.num and score.bias is not None and score.error is not None:
+        console.print(
+            f"of {score.num} scored moves: attainment {score.bias:+.1%} beside the model's for the load that came, "
+            f"error {score.error:.0%}, which the next intervals allow for"
+        )
+        table = _table("plan", "by", "change", "predicted", "for the load that came", "measured", "requests")
+        for move in score.moves:
+            table.add_row(
+                move.plan_id, move.actor, move.change, _share(move.predicted), _share(move.expected),
+                _share(move.measured), str(move.num_requests),
+            )  # fmt: skip
+        console.print(table)
+
+
 STAGE_TEXTS = {
     "queue": "waiting for compute, before and after it was placed",
     "decode_admission": "waiting for KV room on a decode instance",
@@ -197,8 +243,30 @@ def show_candidates(console: Console, candidates: Sequence[CandidateView]) -> No
         )  # fmt: skip
     console.print(table)
     console.print("rest: KV that is still on its way after the prompt's is made, and the first decode step")
+    bases: dict[str, list[str]] = {}
+    for row in candidates:
+        place = f"{row.prefill} -> {row.decode}" if row.prefill else row.decode
+        bases.setdefault(_basis(row.provenance, row.error), []).append(place)
+    for basis, places in bases.items():
+        console.print(f"step times are {basis}" + (f" ({', '.join(places)})" if len(bases) > 1 else ""))
     if any(row.prefill is None for row in candidates):
         console.print("(by decode): the decode instance computes the prompt itself, so no KV moves")
+
+
+def _basis(provenance: str, error: float | None) -> str:
+    """A latency profile's worth, like `fitted, median error 3%`."""
+    beyond = " beyond the steps that were measured" if provenance == "extrapolated" else ""
+    known = "error not measured" if error is None else f"median error {error:.1%}"
+    return f"{provenance or 'of unknown origin'}{beyond}, {known}"
+
+
+def _latency(view: InstanceView) -> str:
+    """Where predictions of its steps come from, their error, and how far its steps of late are from them."""
+    if not view.provenance:
+        return "-"
+    error = "" if view.latency_error is None else f" \u00b1{view.latency_error:.1%}"
+    late = f" x{view.speed:.2f}" if abs(view.speed - 1.0) >= MIN_SHOWN else ""
+    return f"{view.provenance}{error}{late}"
 
 
 def _how(row: CandidateView) -> str:

@@ -150,6 +150,29 @@ def test_status_table_has_every_instance(run, fleet: Fake):
         assert word in ran.out
 
 
+def test_status_says_what_predictions_of_an_instance_are_worth(run, fleet: Fake):
+    first, second = fleet.fleet.instances
+    fitted = msgspec.structs.replace(first, provenance="fitted", latency_error=0.034, speed=1.25)
+    preset = msgspec.structs.replace(second, provenance="preset")
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, instances=(fitted, preset))
+    lines = run("status", "--url", fleet.url).out.splitlines()
+    assert next(line for line in lines if line.startswith("cpu-0")).endswith("fitted \u00b13.4% x1.25")
+    assert next(line for line in lines if line.startswith("cpu-1")).rstrip().endswith("preset")
+
+
+def test_why_says_what_its_predictions_are_worth(run, fleet: Fake):
+    record, chosen = fleet.record, fleet.record.why[0]
+    fitted = msgspec.structs.replace(chosen, provenance="fitted", error=0.03)
+    far = msgspec.structs.replace(chosen, prefill=None, decode="cpu-9", chosen=False, provenance="extrapolated")
+    fleet.record = msgspec.structs.replace(record, why=(fitted,))
+    said = run("why", "cmpl-1", "--url", fleet.url).out
+    assert "step times are fitted, median error 3.0%\n" in said
+    fleet.record = msgspec.structs.replace(record, why=(fitted, far))
+    said = run("why", "cmpl-1", "--url", fleet.url).out
+    assert "step times are fitted, median error 3.0% (cpu-0 -> cpu-1)" in said
+    assert "extrapolated beyond the steps that were measured, error not measured (cpu-9)" in said
+
+
 def test_api_key_is_sent_and_a_missing_one_explained(run, fleet: Fake, monkeypatch):
     fleet.api_key = "secret-key"
     ran = run("status", "--url", fleet.url)

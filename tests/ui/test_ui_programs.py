@@ -54,6 +54,14 @@ def test_bench_kv_is_told_what_to_measure(run, became) -> None:
     assert sorted(became[0][2:]) == sorted(flags)
 
 
+def test_the_validation_is_told_parts_and_data(run, became) -> None:
+    with pytest.raises(Became):
+        run("validate", "--data", "public", "--only", "recorded", "--only", "distserve-steps", "--json")
+    flags = ["--data=public", "--only=recorded", "--only=distserve-steps", "--json"]
+    assert became[0][:2] == ["-m", "controlplane.validation"]
+    assert sorted(became[0][2:]) == sorted(flags)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -70,3 +78,16 @@ def test_usage_errors_never_start_it(run, became, arguments: list[str], said: st
     ran = run(*arguments)
     assert (ran.code, became) == (2, [])
     assert said in ran.err
+
+
+def test_the_planner_is_told_flags_and_the_file(run, became, tmp_path: Path) -> None:
+    file = tmp_path / "phaseplane.toml"
+    file.write_text('[plan]\nfleet = "8xH800,16xH20"\nslo = ["ttft:2,tpot:0.05"]\nno_baselines = true\n')
+    with pytest.raises(Became):
+        run("plan", "--config", str(file), "--model", "llama-3.1-70b", "--rate", "4", "--budget", "30")
+    flags = [
+        "--fleet=8xH800,16xH20", "--model=llama-3.1-70b", "--slo=ttft:2,tpot:0.05", "--target=0.9", "--rate=4.0",
+        "--budget=30.0", "--num=500", "--effort=2", "--no-baselines", "--seed=0", "--block-size=512",
+    ]  # fmt: skip
+    assert became[0][:2] == ["-m", "controlplane.planner"]
+    assert sorted(became[0][2:]) == sorted(flags)

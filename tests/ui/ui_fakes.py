@@ -15,16 +15,22 @@ import msgspec
 from aiohttp import web
 
 from transfer.api import (
+    AutopilotSettings,
+    AutopilotView,
     CandidateView,
     ClassView,
+    Evaluation,
     FleetState,
     Goodput,
     InstanceView,
+    PinView,
     Plan,
     PlanStep,
     Prediction,
     Quantiles,
     RequestRecord,
+    ScoredMove,
+    ScoreView,
 )
 from transfer.terms import Slo
 
@@ -87,6 +93,20 @@ def a_record() -> RequestRecord:
     )  # fmt: skip
 
 
+def an_autopilot(**changes: Any) -> AutopilotView:
+    line = "move n3 P->D: +18 %, 80 % interval 12 to 23, about 6 s"
+    view = AutopilotView(
+        mode="advise", rule="every 3 s it asks", line=line,
+        settings=AutopilotSettings(every_s=3.0, window_s=60.0, rest_s=15.0, floor=1, max_moves=None, pin_s=3600.0),
+        evaluations=(Evaluation(ago_s=2.0, model="tiny", code="advise", line=line, moves={"n3": "decode"}, gain=0.18),),
+        pins=(PinView(subject="cpu-0", who="alice", left_s=90.0, why="a test"),),
+        score=ScoreView(num=1, bias=-0.02, error=0.09, moves=(
+            ScoredMove(plan_id="plan-1", actor="autopilot", change="2P1D to 1P2D", predicted=0.9, expected=0.88,
+                       measured=0.86, num_requests=40),)),
+    )  # fmt: skip
+    return msgspec.structs.replace(view, **changes)
+
+
 @dataclass
 class Fake:
     """What the fake answers with, and what it was asked."""
@@ -95,6 +115,7 @@ class Fake:
     plans: list[Plan] = field(default_factory=lambda: [a_plan()])
     """GET /v1/plans/{id} answers the first and then forgets it, but keeps the last."""
     record: RequestRecord = field(default_factory=a_record)
+    autopilot: AutopilotView = field(default_factory=an_autopilot)
     plan_refusal: str = ""
     web_status: int = 0
     """Every answer is a page of this status, as of a server that is no fleet."""
@@ -132,6 +153,10 @@ class Fake:
                 web.post("/v1/plans/{id}/apply", self._apply),
                 web.post("/v1/plans/{id}/undo", self._undo),
                 web.get("/v1/requests/{id}", self._record),
+                web.get("/v1/autopilot", self._autopilot),
+                web.put("/v1/autopilot", self._autopilot),
+                web.post("/v1/autopilot/pins", self._autopilot),
+                web.delete("/v1/autopilot/pins/{subject}", self._unpin),
                 web.post("/v1/completions", self._complete),
                 web.post("/v1/chat/completions", self._complete),
             ]
@@ -177,6 +202,14 @@ class Fake:
 
     async def _undo(self, request: web.Request) -> web.Response:
         return answer(a_plan("applying", plan_id="plan-2", undo_of=request.match_info["id"]))
+
+    async def _autopilot(self, _: web.Request) -> web.Response:
+        return answer(self.autopilot)
+
+    async def _unpin(self, request: web.Request) -> web.Response:
+        if request.match_info["subject"] != "split":
+            return problem(404, f"'{request.match_info['subject']}' is not pinned")
+        return answer(self.autopilot)
 
     async def _record(self, request: web.Request) -> web.Response:
         if request.match_info["id"] != "cmpl-1":

@@ -1,0 +1,71 @@
+"""What a plan says, as data: `phaseplane plan --json` prints it, view.py shows it to a person."""
+
+from __future__ import annotations
+
+from controlplane.planner.why import Phase
+from transfer.terms import Struct
+
+
+class Input(Struct, frozen=True):
+    """is_default: nobody said so."""
+
+    name: str
+    value: str
+    is_default: bool
+
+
+class FleetReport(Struct, frozen=True):
+    """One fleet as judged. max_rate: highest offered rate at the target attainment, low and high its 80 % interval.
+    per_dollar: requests a second for a dollar an hour. label: what it stands for; note: what is special about it."""
+
+    label: str
+    fleet: str
+    xpyd: str
+    num_gpus: int
+    price_per_hour: float
+    max_rate: float
+    low: float
+    high: float
+    per_gpu: float
+    per_dollar: float
+    cost_per_good: float | None
+    attainment: float
+    policy: str
+    forecast: float | None
+    note: str = ""
+
+
+class Point(Struct, frozen=True):
+    """Of the frontier: the most that any fleet for at most this price reaches."""
+
+    price_per_hour: float
+    max_rate: float
+    fleet: str
+    simulated: bool
+
+
+class PlanReport(Struct, frozen=True):
+    """disaggregate: whether the verdict is to. margin: how much more the chosen fleet serves than the best of the other
+    kind (or, of a wanted rate, how much less it costs); None where the other kind reaches nothing. possible_rate: no
+    policy reaches more with the chosen fleet at this target (bound.py); of_possible: the share that max_rate is.
+    commands: what makes it so, in order."""
+
+    inputs: tuple[Input, ...]
+    warnings: tuple[str, ...]
+    verdict: str
+    disaggregate: bool
+    margin: float | None
+    chosen: FleetReport
+    frontier: tuple[Point, ...]
+    phases: tuple[Phase, ...]
+    bottleneck: str
+    possible_rate: float | None
+    of_possible: float | None
+    best_per_gpu: FleetReport
+    best_per_dollar: FleetReport
+    alternatives: tuple[FleetReport, ...]
+    provenance: tuple[str, ...]
+    commands: tuple[str, ...]
+    num_fleets: int
+    num_runs: int
+    wall_s: float
