@@ -14,7 +14,7 @@ from transfer.terms import InstanceId, Role
 
 
 class Lives:
-    """The control plane learns of an end as it would: by silence (SimConfig.liveness_s), or by the next life's Hello."""
+    """The control plane learns of an end as it would: by silence (SimConfig.liveness_s) or the next life's Hello."""
 
     def __init__(self, world: World, specs: Mapping[InstanceId, NodeSpec]) -> None:
         self._world, self._specs = world, specs
