@@ -98,7 +98,7 @@ def _run(flags: argparse.Namespace) -> None:
     )  # fmt: skip
     warnings = [*notes, *trace.notes, *_warnings(flags)]
     with _progress() as on_run:
-        judge = Judge(trace.requests, config, model, flags.target, flags.num, on_run)
+        judge = Judge(trace.requests, config, model, flags.target, flags.num, on_run, flags.rate)
         report = make_plan(inventory, workload, judge, wish, _inputs(flags, inventory, current, len(part)), warnings)
     if flags.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), flush=True)

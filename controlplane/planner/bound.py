@@ -189,4 +189,4 @@ class _Resources:
 
 def _name(device: Device) -> str:
     gpus = device.profile.num_gpus
-    return f"{device.count} x {device.profile.hardware.name}{f'@{gpus}' if gpus > 1 else ''}"
+    return f"{device.profile.hardware.name}{f'@{gpus}' if gpus > 1 else ''}"

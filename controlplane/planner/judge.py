@@ -54,13 +54,13 @@ class Judged(Struct, frozen=True):
 
 class Judge:
     """Simulates the same requests on fleets, as fast as the target allows. num: the first so many of the trace, or as
-    many more as MIN_SPAN_S seconds have at a rate."""
+    many more as MIN_SPAN_S seconds have at a rate. wanted: a rate of which it must be known whether it is served."""
 
     def __init__(
         self, trace: Sequence[TraceRequest], config: SimConfig, model: ModelShape, target: float, num: int,
-        on_run: OnRun | None = None,
+        on_run: OnRun | None = None, wanted: float | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.model, self.target = config, model, target
+        self.config, self.model, self.target, self._wanted = config, model, target, wanted
         self.trace, self._num, self._on_run = trace, num, on_run
         self.is_short = False
         """Whether the trace had too few requests for a rate that was simulated."""
@@ -102,4 +102,6 @@ class Judge:
             return False
 
         low, high = highest(reaches, guess, PRECISION)
+        if self._wanted is not None and low < self._wanted < high:
+            low, high = (self._wanted, high) if reaches(self._wanted) else (low, self._wanted)
         return Judged(fleet, low, high, reached.get(low), policy)

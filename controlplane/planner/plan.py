@@ -87,7 +87,7 @@ class _Planner:
             entries.append(_Entry("doing nothing", judged, None))
         elif together:
             entries.append(entries[-1]._replace(label="doing nothing", note=NOTHING))
-        for label, key in (("per dollar", _dollar), ("per GPU", _gpu)):
+        for label, key in (("estimated best per dollar", _dollar), ("estimated best per GPU", _gpu)):
             entries.append(self._simulate(label, max(found, key=key)))
         if wish.rate is not None:
             entries += self._cheapest(wish.rate)
@@ -120,7 +120,8 @@ class _Planner:
             placement = algorithm(self._inventory, self._workload, self._judge, self._wish.rate)
             if placement is not None:
                 judged = self._judge.judge(placement.fleet, placement.rate, POLICY)
-                note = f"it expects {placement.rate:.3g}/s of itself; static policy"
+                over = "" if _affordable(placement.fleet, self._wish) else "; over the budget, which it does not know"
+                note = f"it expects {placement.rate:.3g}/s of itself; static policy{over}"
                 entries.append(_Entry(placement.algorithm, judged, None, note))
         return entries
 
@@ -178,7 +179,7 @@ class _Planner:
             )
 
     def _possible(self, judged: Judged) -> tuple[float, Bound]:
-        """The highest rate at which even the bound is at the target, with roles free."""
+        """The highest rate at which even the bound is at the target, with roles as they are."""
         nodes = build(judged.fleet, self._workload.model, self._workload.block_size)
         core, last = self._judge.config.core, list[Bound]()
 
@@ -186,7 +187,7 @@ class _Planner:
             num = min(MAX_BOUNDED, max(len(self._judge.offered(rate)), math.ceil(rate * BOUND_SPAN_S)))
             trace = cut(self._judge.trace, num=num, rate=rate)
             last.append(
-                upper_bound(nodes, trace, core.classes, core.default_class, "free", self._workload.block_size)
+                upper_bound(nodes, trace, core.classes, core.default_class, "fixed", self._workload.block_size)
             )  # fmt: skip
             return last[-1].attainment >= self._wish.target
 

@@ -41,15 +41,20 @@ def write_png(path: Path, report: PlanReport) -> None:
     """The frontier, the fleets simulated, and the chosen one with its interval. Raises InvalidValue."""
     figure = package("matplotlib.figure").Figure(figsize=PNG_INCHES, dpi=PNG_DPI)
     axes = figure.subplots()
+    figure.subplots_adjust(left=0.07, right=0.97, top=0.93, bottom=0.1)
     prices, rates = [one.price_per_hour for one in report.frontier], [one.max_rate for one in report.frontier]
     axes.step(
         prices, rates, where="post", color=GREY, linewidth=1.4, label="frontier, estimated between what was simulated"
     )
+    middle = max(prices, default=0.0) / 2
     for one in report.alternatives:
         colour = ORANGE if one.policy == "distserve" else BLUE
         axes.plot([one.price_per_hour], [one.max_rate], "o", color=colour, markersize=5)
-        axes.annotate(one.label, (one.price_per_hour, one.max_rate), fontsize=8, color=INK, xytext=(4, -9),
-                      textcoords="offset points")  # fmt: skip
+        left = one.price_per_hour <= middle
+        axes.annotate(
+            one.label, (one.price_per_hour, one.max_rate), fontsize=8, color=INK, xytext=(5 if left else -5, -10),
+            textcoords="offset points", ha="left" if left else "right",
+        )  # fmt: skip
     own = report.chosen
     axes.errorbar(
         [own.price_per_hour], [own.max_rate], yerr=[[own.max_rate - own.low], [own.high - own.max_rate]], fmt="s",
@@ -61,7 +66,7 @@ def write_png(path: Path, report: PlanReport) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

@@ -47,8 +47,8 @@ class Point(Struct, frozen=True):
 class PlanReport(Struct, frozen=True):
     """disaggregate: whether the verdict is to. margin: how much more the chosen fleet serves than the best of the other
     kind (or, of a wanted rate, how much less it costs); None where the other kind reaches nothing. possible_rate: no
-    policy reaches more with the chosen fleet at this target (bound.py); of_possible: the share that max_rate is.
-    commands: what makes it so, in order."""
+    policy reaches more with the chosen fleet and its roles at this target (bound.py); of_possible: the share that
+    max_rate is. commands: what makes it so, in order."""
 
     inputs: tuple[Input, ...]
     warnings: tuple[str, ...]

@@ -22,7 +22,7 @@ def show(console: Console, report: PlanReport, plot: str) -> None:
     if report.possible_rate is not None and report.of_possible is not None:
         console.print(
             f"{report.of_possible:.0%} of possible: no policy serves more than {report.possible_rate:.3g}/s with these "
-            "instances, in whichever roles",
+            "instances in these roles",
             soft_wrap=True,
         )
     _title(console, "Frontier: the most requests a second for a price an hour")

@@ -292,6 +292,16 @@ class Phases(Judge):
         return SimResult((), 0.0, 1.0, 1.0, 1.0, good, 100, 0, 0, 0)
 
 
+def test_a_wanted_rate_is_tried_itself() -> None:
+    """Bisection to 4 % would leave it open whether a fleet serves just that."""
+    part = Part(Shape("H20", 1), Role.PREFILL, 1)
+    fleet = Fleet((part, Part(Shape("H20", 1), Role.DECODE, 1)))
+    limit = min(workload().rates(part.shape)[:2])
+    for wanted, served in ((limit * 0.999, True), (limit * 1.001, False)):
+        judge = Phases(TRACE, config(), LLAMA, 0.9, 100, wanted=wanted)
+        assert (judge.judge(fleet, limit * 0.7).max_rate >= wanted) is served
+
+
 def test_algorithms_1_and_2_replicate_the_best_of_each_phase_and_of_pairs() -> None:
     inventory, load = parse_inventory("8xH20", MODEL, BLOCK), workload()
     judge = Phases(TRACE, config(), LLAMA, 0.9, 100)
