@@ -10,11 +10,12 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 PEERS_TESTED := msgspec xxhash numpy pyzmq uvloop msgpack rich pytest pytest-asyncio pytest-timeout hypothesis
 PEERS_PACKAGES := mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 nixl==1.5.1
+SYSTEM := chromium tmux
 PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help install up pull test test-all test-peers lint format bench bench-policies soak clean
+.PHONY: help install up pull system test test-all test-peers lint format bench bench-policies soak clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,10 +35,15 @@ pull: install ## Download and verify the weights that `make up` and the tests us
 up: install ## Start a fleet on this machine: one prefill and one decode instance, real weights
 	$(BIN)/phaseplane up $(ARGS)
 
-test: pull ## Run the tests that need neither a GPU nor much time
+system: ## Install the browser and the terminal that tests of the screens use, where they are missing
+	@if ! command -v chromium >/dev/null || ! command -v tmux >/dev/null; then \
+		if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM); \
+		else echo "tests of the screens need $(SYSTEM); they are skipped without"; fi; fi
+
+test: pull system ## Run the tests that need neither a GPU nor much time
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
-test-all: pull ## Run every test; those that need a GPU skip where there is none
+test-all: pull system ## Run every test; those that need a GPU skip where there is none
 	$(BIN)/python -m pytest $(ARGS)
 
 test-peers: $(PEERS_STAMP) ## Move KV by Mooncake's and NIXL's engines, installed in .venv-peers, where there is only loopback
