@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nodes.profiles import StoredProfile, save_profile
-from transfer.errors import PhaseplaneError
 from transfer.models import model_dir
+from transfer.program import run
 
 if TYPE_CHECKING:
     from nodes.fitting import Fit, StepSample
     from transfer.profile import LatencyProfile
 
 PROGRAM = "phaseplane calibrate"
-EXIT_INTERRUPTED = 130
 DEFAULT_SECONDS = 60.0
 GIB = 1 << 30
 BUSY_SPREAD = 0.15
@@ -69,22 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as agents run: spinning threads starve each other
-    try:
-        report = asyncio.run(calibrate(options))
-    except ModuleNotFoundError as error:
-        print(f"error: {PROGRAM} needs {error.name}; run `pip install 'phaseplane[native,plan]'`", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted, nothing was kept; run the command again", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except PhaseplaneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"error: cannot keep the profile ({error}); make room or set PHASEPLANE_HOME", file=sys.stderr)
-        return 1
+    return run(PROGRAM, "native,plan", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    report = asyncio.run(calibrate(options))
     print(msgspec.json.encode(report).decode() if options.json else _shown(report))
-    return 0
 
 
 async def calibrate(options: argparse.Namespace) -> Report:

@@ -8,7 +8,6 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -26,24 +25,19 @@ from controlplane.sim.plots import check_packages
 from controlplane.sim.spec import SimConfig
 from controlplane.sim.view import make_console
 from nodes.shapes import shape
-from transfer.errors import InvalidValue, PhaseplaneError
+from transfer.errors import InvalidValue
+from transfer.program import Parser, run
 from transfer.traces.cutting import cut
 from transfer.traces.generating import KINDS, is_generated
 from transfer.traces.loading import Wanted
 
 PROGRAM = "phaseplane plan"
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 TRACE = "generated:conversation"
 NUM_GENERATED = 8000
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"error: {message}; run `{PROGRAM} --help`\n")
-
-
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Find the best fleet for traffic, hardware and objectives.")
+    parser = Parser(prog=PROGRAM, description="Find the best fleet for traffic, hardware and objectives.")
     flag = parser.add_argument
     flag("--fleet", required=True, help=f"GPUs there are or may be bought, and KV pools: {EXAMPLE}")
     flag("--model", required=True, help="like llama-3.1-70b")
@@ -68,15 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make one plan; returns the exit status. Never raises."""
     flags = make_parser().parse_args(arguments)
-    try:
-        _run(flags)
-    except PhaseplaneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("error: interrupted; run the command again", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return 0
+    return run(PROGRAM, "plan", lambda: _run(flags))
 
 
 def _run(flags: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from controlplane.sim.driver import simulate
 from controlplane.sim.fleet import parse_fleet
-from controlplane.sim.options import core_config, make_parser, parse_faults, read_input
+from controlplane.sim.options import PROGRAM, core_config, make_parser, parse_faults, read_input
 from controlplane.sim.plots import check_packages, terminal_plots, write_png
 from controlplane.sim.possible import most_goodput_per_s
 from controlplane.sim.report import About, SimReport, summarize
@@ -21,25 +21,17 @@ from controlplane.sim.series import make_series
 from controlplane.sim.spec import SimConfig
 from controlplane.sim.view import make_console, show
 from nodes.shapes import shape
-from transfer.errors import InvalidValue, PhaseplaneError
+from transfer.errors import InvalidValue
+from transfer.program import run
 from transfer.traces.loading import Wanted
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 OnProgress = Callable[[int, int], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one simulation; returns the exit status. Never raises."""
     flags = make_parser().parse_args(arguments)
-    try:
-        _run(flags)
-    except PhaseplaneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("error: interrupted; run the command again", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return 0
+    return run(PROGRAM, "plan", lambda: _run(flags))
 
 
 def _run(flags: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -19,25 +18,20 @@ from controlplane.sim.recordings import is_recording, read_recording
 from controlplane.sim.spec import Fault, NodeSpec
 from transfer.errors import InvalidValue
 from transfer.objectives import parse_objectives
+from transfer.program import Parser
 from transfer.traces.generating import KINDS, is_generated
 from transfer.traces.loading import Wanted, load_trace, offered
 from transfer.traces.reading import FORMATS, Trace
 
 PROGRAM = "phaseplane simulate"
-EXIT_USAGE = 2
 _FAULT = re.compile(
     r"(?P<kind>kill|slow|mute):(?P<instance>[^@]*?)(?:x(?P<factor>[\d.]+))?"
     r"@(?P<at>[\d.]+)(?:\+(?P<duration>[\d.]+))?"
 )  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"error: {message}; run `{PROGRAM} --help`\n")
-
-
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Simulate a fleet on a trace, with the scheduler that serves.")
+    parser = Parser(prog=PROGRAM, description="Simulate a fleet on a trace, with the scheduler that serves.")
     flag = parser.add_argument
     flag("--trace", default="generated:conversation", help=f"a file, or generated:NAME of {', '.join(KINDS)}")
     flag("--format", choices=(*FORMATS, RECORDING), help="of the file; by default recognised")

@@ -10,47 +10,26 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from controlplane.validation.report import chosen, document
 from controlplane.validation.section import Section
 from controlplane.validation.sources import data_directory
-from transfer.errors import PhaseplaneError
+from transfer.program import Parser, run
 
 PROGRAM = "phaseplane validate"
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 REPORT = Path("docs/validation.md")
 """Written, where it is there already, by a run of all parts."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"error: {message}; run `{PROGRAM} --help`\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the report; returns the exit status. Never raises."""
-    try:
-        _run(make_parser().parse_args(arguments))
-    except ModuleNotFoundError as error:
-        print(f"error: {PROGRAM} needs {error.name}; run `pip install 'phaseplane[plan]'`", file=sys.stderr)
-        return EXIT_FAILED
-    except PhaseplaneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except OSError as error:
-        print(f"error: {error.filename} cannot be read or written: {error.strerror}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("error: interrupted; run the command again", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return 0
+    return run(PROGRAM, "plan", lambda: _run(make_parser().parse_args(arguments)))
 
 
 def make_parser() -> argparse.ArgumentParser:
     from controlplane.validation.parts import NAMES  # not above: an install that only serves has no scipy
 
-    parser = _Parser(prog=PROGRAM, description="Compare what is predicted with what was measured and published.")
+    parser = Parser(prog=PROGRAM, description="Compare what is predicted with what was measured and published.")
     flag = parser.add_argument
     flag("--data", type=Path, metavar="DIR", help="with the public measurements; by default data or ../shared/data")
     flag("--only", action="append", default=[], metavar="NAME", help=", ".join(NAMES))
