@@ -66,7 +66,11 @@ PEERS = (
     "efficient_router", "past_future", "distserve", "splitwise", "colocated", "slo", "fastest",
 )  # fmt: skip
 OURS = "goodput"
-EARLY_REJECT = {"goodput": "objective", "conductor": "objective"}
+AUTOPILOT = "goodput+autopilot"
+"""Ours, and roles may change: it stands beside the others and is not compared with them."""
+EARLY_REJECT = {"goodput": "objective", AUTOPILOT: "objective", "conductor": "objective"}
 """These turn requests away that cannot be good any more; the others' designs do not."""
+LOADS = (1.0, 1.4)
+"""Parts of a cell's knee: as much as the best policy can serve well, and more."""
 KNEE_POLICIES = ("goodput", "conductor", "splitwise")
 """The knee of a cell is the highest that any of these reaches."""

@@ -1,8 +1,10 @@
 """`make bench-policies`: every placement policy on the same simulated traffic, fleets and objectives.
 
 Goodput is good requests over the time in which requests came, so that one long answer at the end changes nothing.
-Rates are set at the knee of the best policy: the highest at which 90 % of requests are good. Each line of the results
-is one run; what is there already is not run again, so that it may be stopped and resumed.
+Rates are set at the knee of the best policy, the highest at which 90 % of requests are good, and beyond it. Beside each
+cell stands what no policy could exceed (controlplane/planner/bound.py). Policies that are far behind with the first
+seed are not run with others. Each line of the results is one run; what is there already is not run again, so that it
+may be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from bench_cells import (
+    AUTOPILOT,
     BLOCK_SIZE,
     EARLY_REJECT,
     FLEETS,
     KNEE_POLICIES,
+    LOADS,
     MODEL,
     OBJECTIVES,
     OURS,
@@ -30,6 +34,7 @@ from bench_cells import (
     SEED_START_S,
     WORKLOADS,
 )
+from bench_verdict import Compared, Outcome, verdict
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
@@ -37,14 +42,19 @@ from rich.table import Table
 from controlplane.core.config import CoreConfig
 from controlplane.sim.driver import simulate
 from controlplane.sim.fleet import parse_fleet
+from controlplane.sim.possible import most_goodput_per_s
 from controlplane.sim.spec import SimConfig
 from nodes.shapes import shape
 from transfer.traces.loading import Wanted, load_trace
 
 RESULTS = Path(__file__).resolve().parent / "results" / "policies.jsonl"
-SPAN_S = 120.0
-MAX_REQUESTS = 4000
+SPAN_S = 45.0
+OBJECTIVES_LONG = 5.0
+"""A run lasts so many TTFT objectives at least: a queue as long as the run would hide any overload."""
+MAX_REQUESTS = 1200
 KNEE = 0.90
+BEHIND = 0.85
+"""With the first seed less than this part of the best peer: the others would not change the order."""
 KNEE_STEPS = 7
 LEAST_RATE = 0.2
 """Where not even one request at a time can be good."""
@@ -63,15 +73,28 @@ class Bench:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         self.rows: list[Row] = [json.loads(line) for line in lines]
+        self._possible: dict[tuple[Any, ...], float | None] = {}
 
     def run(self) -> None:
         """Every cell, policy and seed that is wanted and not there."""
-        for cell in self.cells():
-            rate = self._knee(cell) * self._options.load
-            for seed, policy in itertools.product(range(self._options.seeds), self._options.policies):
-                name = {"cell": list(cell), "policy": policy, "seed": seed, "load": self._options.load}
-                if self._find(name) is None:
-                    self._keep({**name, "rate": rate, **self._measure(cell, policy, rate, seed, MAX_REQUESTS)})
+        for cell, load in itertools.product(self.cells(), self._options.loads):
+            rate, policies = self._knee(cell) * load, self._options.policies
+            for seed in range(self._options.seeds):
+                runs = [self._run(cell, load, seed, policy, rate) for policy in policies]
+                if not seed:
+                    best = max((run["goodput_per_s"] for run in runs if run["policy"] in PEERS), default=0.0)
+                    policies = [
+                        run["policy"] for run in runs
+                        if run["policy"] == OURS or run["goodput_per_s"] >= BEHIND * best
+                    ]  # fmt: skip
+
+    def _run(self, cell: Cell, load: float, seed: int, policy: str, rate: float) -> Row:
+        name = {"cell": list(cell), "policy": policy, "seed": seed, "load": load}
+        row = self._find(name)
+        if row is None:
+            row = {**name, "rate": rate, **self._measure(cell, policy, rate, seed)}
+            self._keep(row)
+        return row
 
     def cells(self) -> list[Cell]:
         options = self._options
@@ -87,7 +110,8 @@ class Bench:
             low, high = best, 0.0
             rate = best * 1.1 or 2.0
             for _ in range(KNEE_STEPS):
-                good = self._measure(cell, policy, rate, 0, MAX_REQUESTS // 4)["attainment"] >= KNEE
+                short = self._measure(cell, policy, rate, 0, most=MAX_REQUESTS // 2, bounded=False)
+                good = short["attainment"] >= KNEE
                 low, high = (rate, high) if good else (low, rate)
                 rate = math.sqrt(low * high) if low and high else rate * (2.0 if good else 0.5)
                 if high and (high / max(low, 1e-9) < 1.06 or (best and high <= best)):
@@ -97,19 +121,22 @@ class Bench:
         self._keep({"cell": list(cell), "knee": True, "rate": best})
         return best
 
-    def _measure(self, cell: Cell, policy: str, rate: float, seed: int, most: int) -> Row:
+    def _measure(
+        self, cell: Cell, policy: str, rate: float, seed: int, most: int = MAX_REQUESTS, bounded: bool = True
+    ) -> Row:  # fmt: skip
         if self._options.minutes and time.monotonic() - self._began > 60 * self._options.minutes:
             raise OutOfTime
         workload, fleet = WORKLOADS[cell[0]], FLEETS[cell[1]]
         slo = workload.tight if cell[2] == "tight" else workload.loose
         source, recorded = workload.trace(self._options.data)
-        num = min(most, max(200, round(rate * SPAN_S)))
+        num = min(most, max(200, round(rate * max(SPAN_S, OBJECTIVES_LONG * slo.ttft_s))))
         start_s = SEED_START_S * seed if recorded else 0.0
         wanted = Wanted(rate=rate, num=num, seed=seed, start_s=start_s)
-        nodes = parse_fleet(fleet.text(workload, policy), MODEL, BLOCK_SIZE)
+        text = fleet.text(workload, policy)
+        nodes = parse_fleet(text, MODEL, BLOCK_SIZE)
         core = replace(
-            CoreConfig(), policy=policy, classes={"default": slo}, early_reject=EARLY_REJECT.get(policy, "never"),
-            num_explained=1,
+            CoreConfig(), policy=OURS if policy == AUTOPILOT else policy, classes={"default": slo}, num_explained=1,
+            early_reject=EARLY_REJECT.get(policy, "never"), autopilot="auto" if policy == AUTOPILOT else "off",
         )  # fmt: skip
         config = SimConfig(
             core=core, model=MODEL, token_bytes=shape(MODEL).kv_token_bytes, block_size=BLOCK_SIZE, seed=seed,
@@ -120,11 +147,17 @@ class Bench:
         window_s = max(1e-9, requests[-1].at_s - requests[0].at_s)
         gpus = sum(one.num_gpus for one in nodes if one.latency is not None)
         dollars = sum(one.price_per_hour for one in nodes) * window_s / 3600
+        asked, possible = (text, core.autopilot, cell, rate, seed), None
+        if bounded:
+            if asked not in self._possible:
+                self._possible[asked] = most_goodput_per_s(nodes, requests, config, window_s)
+            possible = self._possible[asked]
         return {
             "goodput_per_s": result.good / window_s, "goodput_per_gpu": result.good / window_s / gpus,
-            "good_per_dollar": result.good / dollars,
-            "attainment": result.attainment, "rejected": result.rejected / max(1, result.counted),
-            "preemptions": result.num_preemptions, "requests": len(result.records), "wall_s": result.wall_s,
+            "good_per_dollar": result.good / dollars, "attainment": result.attainment,
+            "rejected": result.rejected / max(1, result.counted), "possible_per_s": possible,
+            "of_bound": result.good / window_s / possible if possible else None,
+            "requests": len(result.records), "wall_s": result.wall_s,
         }  # fmt: skip
 
     def _find(self, name: Row) -> Row | None:
@@ -147,8 +180,8 @@ def main(arguments: list[str] | None = None) -> int:
     flag("--quick", action="store_true", help="two workloads, two fleets, tight, seven policies, one seed")
     flag("--minutes", type=float, default=0.0, help="stop after so many; run it again to go on")
     flag("--seeds", type=int, default=3)
-    flag("--load", type=float, default=1.0, help="rate as a part of the knee")
-    flag("--policies", nargs="*", choices=(OURS, *PEERS), default=[OURS, *PEERS], metavar="NAME")
+    flag("--loads", type=float, nargs="*", default=list(LOADS), help="rates as parts of the knee", metavar="PART")
+    flag("--policies", nargs="*", choices=(OURS, AUTOPILOT, *PEERS), default=[OURS, AUTOPILOT, *PEERS], metavar="NAME")
     flag("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     flag("--fleets", nargs="*", choices=FLEETS, default=list(FLEETS), metavar="NAME")
     flag("--objectives", nargs="*", choices=OBJECTIVES, default=list(OBJECTIVES), metavar="NAME")
@@ -171,42 +204,54 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(bench: Bench, options: argparse.Namespace) -> None:
-    """One row a cell and policy, then ours beside the best peer."""
+    """One row a cell, load and policy, then ours beside the best peer; at last what it comes to."""
     console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table("cell", "policy", "good/s a GPU", "good a $", "attainment", "rejected", "preemptions")
-    ratios: dict[bool, list[float]] = {True: [], False: []}
-    for cell in bench.cells():
-        found = dict(_policies(bench, options, cell))
+    table = Table(
+        "cell", "load", "policy", "seeds", "good/s a GPU", "good a $", "attainment", "rejected", "of possible"
+    )
+    compared = []
+    for cell, load in itertools.product(bench.cells(), options.loads):
+        found = dict(_policies(bench, load, cell))
         for policy, rows in sorted(found.items(), key=lambda one: -_mean(one[1], "goodput_per_gpu")):
             table.add_row(
-                "/".join(cell), policy, _spread(rows, "goodput_per_gpu"), _spread(rows, "good_per_dollar"),
-                f"{_mean(rows, 'attainment'):.1%}", f"{_mean(rows, 'rejected'):.1%}",
-                f"{_mean(rows, 'preemptions'):.0f}",
+                "/".join(cell), f"{load:g}", policy, str(len(rows)), _spread(rows, "goodput_per_gpu"),
+                _spread(rows, "good_per_dollar"), f"{_mean(rows, 'attainment'):.1%}", f"{_mean(rows, 'rejected'):.1%}",
+                _share(rows),
             )  # fmt: skip
-        peers = {name: _mean(rows, "goodput_per_gpu") for name, rows in found.items() if name != OURS}
+        peers = {name: rows for name, rows in found.items() if name in PEERS}
         if OURS in found and peers:
-            best = max(peers, key=lambda name: peers[name])
-            ratio = _mean(found[OURS], "goodput_per_gpu") / max(peers[best], 1e-9)
-            ratios[FLEETS[cell[1]].mixed_classes].append(ratio)
-            table.add_row("/".join(cell), f"{OURS} / {best}", f"{ratio:.2f}", "", "", "", "", end_section=True)
+            best = max(peers, key=lambda name: (len(peers[name]), _mean(peers[name], "goodput_per_s")))
+            mixed = FLEETS[cell[1]].mixed_classes
+            one = Compared("/".join(cell), load, mixed, best, _by_seed(found[OURS]), _by_seed(peers[best]))
+            compared.append(one)
+            table.add_row(
+                one.cell, f"{load:g}", f"{OURS} / {best}", "", f"{one.ratio:.2f}{one.spread}", "", "", "",
+                f"at most {one.most_ratio:.2f}" if one.most_ratio else "", end_section=True,
+            )  # fmt: skip
     console.print(table)
-    for mixed, name in ((True, "heterogeneous"), (False, "homogeneous")):
-        if ratios[mixed]:
-            mean = math.exp(statistics.fmean(math.log(max(one, 1e-9)) for one in ratios[mixed]))
-            print(f"ours / best peer of each cell on {name} fleets: {mean:.3f} in the geometric mean of "
-                  f"{len(ratios[mixed])} cells, least {min(ratios[mixed]):.3f}")  # fmt: skip
+    for line in verdict(compared):
+        print(line)
 
 
-def _policies(bench: Bench, options: argparse.Namespace, cell: Cell) -> Iterator[tuple[str, list[Row]]]:
-    for policy in (OURS, *PEERS):
+def _by_seed(rows: list[Row]) -> dict[int, Outcome]:
+    return {row["seed"]: Outcome(row["goodput_per_s"], row["of_bound"]) for row in rows}
+
+
+def _policies(bench: Bench, load: float, cell: Cell) -> Iterator[tuple[str, list[Row]]]:
+    for policy in (OURS, AUTOPILOT, *PEERS):
         rows = [row for row in bench.rows if row["cell"] == list(cell) and row.get("policy") == policy
-                and row["load"] == options.load]  # fmt: skip
+                and row["load"] == load]  # fmt: skip
         if rows:
             yield policy, rows
 
 
 def _mean(rows: list[Row], key: str) -> float:
     return statistics.fmean(row[key] for row in rows)
+
+
+def _share(rows: list[Row]) -> str:
+    shares = [row["of_bound"] for row in rows if row["of_bound"] is not None]
+    return f"{statistics.fmean(shares):.0%}" if shares else ""
 
 
 def _spread(rows: list[Row], key: str) -> str:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-BENCHMARKS = ("engine", "transfer", "gateway", "agent")
+BENCHMARKS = ("engine", "transfer", "gateway", "agent", "feed", "tui")
 KEYS = ("name", "ours", "peer", "peer_name", "unit", "ratio")
 TIMEOUT_S = 1800.0
 

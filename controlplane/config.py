@@ -19,7 +19,7 @@ PREFIX = "PHASEPLANE_"
 FOREIGN_SECTIONS = (
     "up", "client", "status", "rebalance", "undo", "pull", "chat", "bench", "doctor", "why", "keys",
     "bench_prefix", "bench_kv", "kvpool", "kvpool_stats", "autopilot", "pin", "unpin", "simulate",
-    "validate", "calibrate", "plan",
+    "validate", "calibrate", "plan", "cordon", "drain", "resume", "top", "console",
 )  # fmt: skip
 """Sections of the same file that other programs read."""
 ALIASES = {

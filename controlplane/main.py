@@ -27,7 +27,10 @@ from aiohttp import web
 from controlplane.actors.metronome import Metronome
 from controlplane.actors.scheduler import SchedulerActor
 from controlplane.config import ALIASES, Config, load_config
+from controlplane.core.events import AutopilotRestored, ClassesRestored
 from controlplane.core.scheduler import SchedulerCore
+from controlplane.core.series import SeriesBook
+from controlplane.gateway import past
 from controlplane.gateway.app import build_app
 from controlplane.gateway.door import open_door
 from controlplane.gateway.errors import ApiError
@@ -177,7 +180,7 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
         metrics.finished(record)
 
     hooks = Hooks(
-        on_finished=finished, on_audit=history.add, on_gap=metrics.gap, on_failure=failed,
+        on_finished=finished, on_audit=history.add, on_kept=history.add, on_gap=metrics.gap, on_failure=failed,
         journal=recorder.record if recorder else None, check_hello=served.why_refused,
     )  # fmt: skip
     core = SchedulerCore(config.core, control_epoch, config.server.seed)
@@ -192,6 +195,11 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
     except ConfigError as error:
         raise PortInUse(str(error)) from None
     gateway = _gateway(config, served, tokenizer, plane, history, metrics)
+    gateway.series.load(await history.series())
+    if (kept := await history.autopilot()) is not None:
+        plane.scheduler.post(AutopilotRestored(state=kept, age_s=max(0.0, time.time() - kept.at_s)))
+    if (set_before := await history.classes()) is not None:
+        plane.scheduler.post(ClassesRestored(state=set_before))
     runner = web.AppRunner(build_app(gateway), handler_cancellation=True, shutdown_timeout=config.server.shutdown_s)
     undo.push_async_callback(runner.cleanup)
     await runner.setup()
@@ -199,6 +207,8 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
     undo.callback(listening.close)
     server = Server(config, gateway, plane, history, recorder, runner, listening, _url(listener), stop, failures)
     plane.supervisor.spawn("live", lambda: Metronome(gateway.live.tick, PERIOD_S))
+    sample = past.sampling(gateway.series, plane.scheduler.readings, history.add)
+    plane.supervisor.spawn("series", lambda: Metronome(sample, past.PERIOD_S))
     if config.server.ready_file:
         plane.supervisor.spawn("ready", functools.partial(_ready_watch, server, plane.scheduler))
     return server
@@ -211,7 +221,8 @@ def _gateway(
     return Gateway(
         config=config, model_name=served.name, served_name=config.served_name, tokenizer=tokenizer,
         router=plane.router, control=plane.scheduler,
-        archive=history, live=LiveFeed(plane.scheduler.state), metrics=metrics, now=_now, started_s=_now(),
+        archive=history, live=LiveFeed(plane.scheduler.state), series=SeriesBook(), metrics=metrics, now=_now,
+        started_s=_now(),
     )  # fmt: skip
 
 

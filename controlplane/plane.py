@@ -13,11 +13,11 @@ from typing import Protocol
 
 from controlplane.actors.metronome import Metronome
 from controlplane.actors.scheduler import TICK_S, Core, SchedulerActor
-from controlplane.core.events import Arrived, Event, RequestSpec
+from controlplane.core.events import Arrived, AutopilotState, Event, RequestSpec
 from controlplane.gateway.assembler import Assembler, Piece
 from controlplane.gateway.streams import SWEEP_EVERY_S, Client, TokenRouter
 from transfer.actors.supervision import RestartPolicy, Strategy, Supervisor
-from transfer.api import AuditRow, RequestRecord
+from transfer.api import AuditRow, LookRow, RequestRecord
 from transfer.wire.endpoint import Endpoint, OnBad, OnMessage, OnPeer
 from transfer.wire.messages import Hello
 
@@ -34,6 +34,8 @@ class Hooks:
 
     on_finished: Callable[[RequestRecord], None] = lambda record: None
     on_audit: Callable[[AuditRow], None] = lambda row: None
+    on_kept: Callable[[LookRow | AutopilotState | ClassesState], None] = lambda kept: None
+    """What the autopilot has to remember."""
     on_gap: Callable[[float], None] = lambda seconds: None
     on_failure: Callable[[str, Exception], None] = lambda name, error: None
     """An actor ended for good: the plane cannot go on."""
@@ -96,8 +98,8 @@ def build(
 
     router = TokenRouter(report, now, max_streams=max_streams, max_unread_tokens=max_unread_tokens, on_gap=hooks.on_gap)
     scheduler = SchedulerActor(
-        core, router, now, on_finished=hooks.on_finished, on_audit=hooks.on_audit, journal=hooks.journal,
-        check_hello=hooks.check_hello,
+        core, router, now, on_finished=hooks.on_finished, on_audit=hooks.on_audit,
+        on_kept=hooks.on_kept, journal=hooks.journal, check_hello=hooks.check_hello,
     )  # fmt: skip
     endpoint = make_endpoint(on_message=scheduler.on_message, on_peer=scheduler.on_peer, on_bad=scheduler.on_bad)
     scheduler.endpoint = endpoint

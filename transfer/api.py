@@ -1,11 +1,11 @@
 """The JSON the control plane serves outside the OpenAI API, and the ui reads. Plain structs, no behaviour.
 
 Paths: GET /v1/fleet (FleetState), GET /v1/live (SSE of LiveFrame), POST /v1/plans (PlanRequest -> Plan),
-GET /v1/plans, GET /v1/plans/{id}, POST /v1/plans/{id}/apply (ApplyRequest -> Plan), POST /v1/plans/{id}/undo
-(ApplyRequest -> Plan: the inverse plan, applied), GET /v1/requests, GET /v1/requests/{id} (RequestRecord),
-GET /v1/audit (AuditRow), GET and PUT /v1/autopilot (AutopilotRequest -> AutopilotView), POST /v1/autopilot/pins
-(PinRequest -> AutopilotView), DELETE /v1/autopilot/pins/{subject} (-> AutopilotView).
-Errors are {"error": {"message", "type", "param", "code"}} as in the OpenAI API.
+GET /v1/plans, GET /v1/plans/{id}, POST /v1/plans/{id}/apply and /undo (ApplyRequest -> Plan; the inverse one, applied),
+GET /v1/requests, GET /v1/requests/{id} (RequestRecord), GET /v1/audit (AuditRow), GET and PUT /v1/autopilot
+(AutopilotRequest -> AutopilotView), POST /v1/autopilot/pins (PinRequest), DELETE /v1/autopilot/pins/{subject}, GET
+/v1/autopilot/looks (LookRow), POST /v1/instances/{id}/cordon, /drain and /resume (ApplyRequest -> ActionView); those of
+screens.py and classes.py. Errors are {"error": {"message", "type", "param", "code"}} as in the OpenAI API.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ PlanStatus = Literal["planned", "applying", "done", "failed", "undone"]
 StepStatus = Literal["pending", "draining", "switching", "verifying", "done", "failed", "rolled_back"]
 Outcome = Literal["ok", "cancelled", "rejected", "timed_out", "error"]
 AutopilotMode = Literal["off", "advise", "auto"]
+HoldAction = Literal["cordon", "drain", "resume"]
 KvWay = Literal["compute", "fetch", "both"]
 """Where a prompt's KV that is not on the instance comes from: computed, fetched but for less than a block, or the front
 fetched while the rest is computed."""
@@ -61,6 +62,10 @@ class ClassView(Struct, frozen=True):
     ttft_s: Quantiles
     tpot_s: Quantiles
     doomed: int = 0
+    recent_good: int = 0
+    """Of the window, as recent_total (those that count) and recent_per_s (goodput)."""
+    recent_total: int = 0
+    recent_per_s: float = 0.0
 
 
 class InstanceView(Struct, frozen=True):
@@ -89,7 +94,8 @@ class InstanceView(Struct, frozen=True):
     unsettled: int = 0
     """Stores to pools that wait or run on an engine; blocks of a kv_pool that are being put or may yet go to SSD."""
     last_seen_s: float = 0.0
-    """Seconds since its last word."""
+    """Seconds since its last word. tpot_p50_s: median TPOT of what ended on it in the last 60 s."""
+    tpot_p50_s: float | None = None
     provenance: str = ""
     """Of its latency profile: preset, measured or fitted; "" for a kv_pool. latency_error: relative median error of
     predicted step times, None where nobody measured it; speed: what its steps take of late over what is predicted."""
@@ -134,19 +140,31 @@ class FleetState(Struct, frozen=True):
     autopilot: AutopilotMode = "off"
     advice: str = ""
     """What the autopilot would do or did at its last look, and why."""
+    recent_attainment: float | None = None
+    """Attainment over the window of `goodput`; None while nothing that counts ended in it."""
+    goodput_10s: Goodput = Goodput(window_s=10.0)
+    queue_depth: int = 0
+    """Requests that wait for a place on an instance."""
 
 
-class LiveFrame(Struct, frozen=True):
+Scalar = str | int | float | None
+
+
+class LiveFrame(Struct, frozen=True, omit_defaults=True):
     """One event of GET /v1/live; the SSE id is `seq`. kind snapshot: `state` is whole; delta: only what changed.
 
-    changed: FleetState fields by name, instances by id under "instances"; gone: ids that left.
+    changed: new values of FleetState fields by name. When instances came or went, `instances` is in it, whole.
+    Otherwise ids names the instances that changed and columns has, by field of InstanceView, one value for each of ids;
+    a field that changed for none of them is left out. at_s: Unix time at which the state was taken.
     """
 
     seq: int
     kind: Literal["snapshot", "delta"]
+    at_s: float = 0.0
     state: FleetState | None = None
     changed: dict[str, object] = {}
-    gone: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    columns: dict[str, tuple[Scalar, ...]] = {}
 
 
 class PlanRequest(Struct, frozen=True):
@@ -203,6 +221,14 @@ class ApplyRequest(Struct, frozen=True):
     actor: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = "operator"
 
 
+class ActionView(Struct, frozen=True):
+    """What an instance is after cordon, drain or resume, and the fleet's version. num_left: requests it still has."""
+
+    instance: InstanceView
+    version: int
+    num_left: int = 0
+
+
 class AuditRow(Struct, frozen=True):
     """at_s: Unix time."""
 
@@ -231,6 +257,19 @@ class Evaluation(Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     duration_s: float | None = None
+
+
+class LookRow(Struct, frozen=True):
+    """Looks of the autopilot, one after another, that said the same but for their numbers: line is the first one's, num
+    how many they were. began_at, ended_at: Unix time. look_id: of this row alone."""
+
+    look_id: str
+    model: str
+    code: str
+    line: str
+    num: int = 1
+    began_at: float = 0.0
+    ended_at: float = 0.0
 
 
 class PinView(Struct, frozen=True):

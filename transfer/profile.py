@@ -107,6 +107,13 @@ class LatencyProfile(Struct, frozen=True, dict=True):
         if num_new_tokens <= 0 or context_tokens < 0 or batch < 0:
             return _no_step(num_new_tokens, context_tokens, batch)
         pairs = context_tokens if attention_pairs is None else attention_pairs
+        flat, costs = self._costs
+        if flat and self.overlap == 1.0:  # as below, for what is asked most
+            step = num_new_tokens * costs.send + costs.collectives + (self.alpha_s + self.beta_s * batch)
+            linear, weights = num_new_tokens * costs.linear, costs.weights
+            attention, kv = pairs * costs.attention, context_tokens * costs.kv
+            step += linear if linear > weights else weights
+            return step + (attention if attention > kv else kv)
         linear, weights, experts, expert_weights, attention, kv, communication, constant = self._parts(
             num_new_tokens, context_tokens, batch, pairs
         )

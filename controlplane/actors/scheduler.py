@@ -20,8 +20,10 @@ from controlplane.core.events import Effect, Event, NodeMessage
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.streams import TokenRouter
 from transfer.actors.actor import Actor, Envelope
-from transfer.api import AuditRow, AutopilotView, FleetState, Plan, RequestRecord
+from transfer.api import ActionView, AuditRow, AutopilotView, FleetState, LookRow, Plan, RequestRecord
+from transfer.classes import ClassesView
 from transfer.errors import MailboxFull, PeerLost, ProtocolError
+from transfer.screens import KvDetail
 from transfer.wire.endpoint import Endpoint, PeerEvent
 from transfer.wire.messages import Hello, Message, NotWelcome, PrefillDone, StepOutput
 
@@ -46,7 +48,13 @@ class Core(Protocol):
 
     def metrics(self) -> dict[str, float]: ...
 
+    def readings(self, now: float) -> dict[str, float]: ...
+
+    def kv(self, now: float) -> KvDetail: ...
+
     def autopilot(self, now: float) -> AutopilotView: ...
+
+    def classes(self) -> ClassesView: ...
 
 
 class SchedulerActor(Actor):
@@ -58,13 +66,14 @@ class SchedulerActor(Actor):
     def __init__(
         self, core: Core, router: TokenRouter, now: Callable[[], float], *,
         on_finished: Callable[[RequestRecord], None], on_audit: Callable[[AuditRow], None],
+        on_kept: Callable[[LookRow | ev.AutopilotState | ev.ClassesState], None],
         journal: Callable[[float, Event], None] | None = None, check_hello: Callable[[Hello], str | None] | None = None,
     ) -> None:  # fmt: skip
         """check_hello: a sentence why this node may not join, or None. Connect `endpoint` before the first event."""
         super().__init__(mailbox_size=MAILBOX_SIZE)
         self.endpoint: Endpoint | None = None
         self._core, self._router, self._now = core, router, now
-        self._on_finished, self._on_audit = on_finished, on_audit
+        self._on_finished, self._on_audit, self._on_kept = on_finished, on_audit, on_kept
         self._journal, self._check_hello = journal, check_hello
         self._asks: dict[str, asyncio.Future[Any]] = {}
         self._refused: set[str] = set()
@@ -86,6 +95,13 @@ class SchedulerActor(Actor):
     def counters(self) -> dict[str, float]:
         return self._core.metrics()
 
+    def readings(self) -> dict[str, float]:
+        """This second's value of every series."""
+        return self._core.readings(self._now())
+
+    def kv(self) -> KvDetail:
+        return self._core.kv(self._now())
+
     def plans(self) -> list[Plan]:
         return self._core.plans()
 
@@ -95,6 +111,9 @@ class SchedulerActor(Actor):
     def autopilot(self) -> AutopilotView:
         return self._core.autopilot(self._now())
 
+    def classes(self) -> ClassesView:
+        return self._core.classes()
+
     async def ask(self, event: ev.PlanWanted | ev.ApplyWanted) -> Plan:
         """The plan, or ApiError with the core's refusal."""
         return cast(Plan, await self._answer(event.ask_id, event))
@@ -102,6 +121,14 @@ class SchedulerActor(Actor):
     async def steer(self, event: ev.AutopilotWanted) -> AutopilotView:
         """The autopilot after the change, or ApiError with the core's refusal."""
         return cast(AutopilotView, await self._answer(event.ask_id, event))
+
+    async def hold(self, event: ev.HoldWanted) -> ActionView:
+        """The instance after the change, or ApiError with the core's refusal."""
+        return cast(ActionView, await self._answer(event.ask_id, event))
+
+    async def set_classes(self, event: ev.ClassesWanted) -> ClassesView:
+        """The classes after the change, or ApiError with the core's refusal."""
+        return cast(ClassesView, await self._answer(event.ask_id, event))
 
     async def _answer(self, ask_id: str, event: Event) -> object:
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -175,10 +202,18 @@ class SchedulerActor(Actor):
             case ev.Audit():
                 row = effect.row
                 self._on_audit(row if row.at_s else msgspec.structs.replace(row, at_s=time.time()))
+            case ev.Looked():
+                now, look = time.time(), effect.row
+                times = {"began_at": now + look.began_at, "ended_at": now + look.ended_at}
+                self._on_kept(msgspec.structs.replace(look, **times))
+            case ev.AutopilotKept():
+                self._on_kept(msgspec.structs.replace(effect.state, at_s=time.time()))
+            case ev.ClassesKept():
+                self._on_kept(effect.state)
             case ev.PlanReady():
                 if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
                     answer.set_result(effect.plan)
-            case ev.AutopilotReady():
+            case ev.AutopilotReady() | ev.HoldReady() | ev.ClassesReady():
                 if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
                     answer.set_result(effect.view)
             case ev.PlanRefused():

@@ -52,14 +52,17 @@ class Rejection(NamedTuple):
 
 
 def predicted_wait_s(
-    group: Group | None, line: list[Request], usual_hold_s: float, now: float, computed_share: float = 1.0
-) -> float:
+    group: Group | None, line: list[Request], usual_hold_s: float, now: float, computed_share: float = 1.0,
+    on_decode: bool = False,
+) -> float:  # fmt: skip
     """Seconds until a request at the end of the line gets a place: the slower of prefill (tokens ahead that must be
     computed over the fleet's rate) and decode (Little's law: requests ahead x usual stay / running requests). Those
-    that let others go ahead do not count."""
+    that let others go ahead do not count. on_decode: decode instances compute prompts, too."""
     if group is None:
         return 0.0
-    servers = [*group.prefills, *group.mixed] or group.decodes
+    servers = [*group.prefills, *group.mixed]
+    if on_decode or not servers:
+        servers += group.decodes
     rate = sum(one.rate_tokens_per_s for one in servers)
     line = [one for one in line if not one.yields]
     ahead = computed_share * sum(one.num_tokens for one in line)
@@ -74,9 +77,10 @@ def reject_full(config: CoreConfig, num_waiting: int, wait_s: float, rng: Random
     """429 when the line is as long as it may get."""
     if num_waiting < config.max_queue:
         return None
+    again_s = retry_after_s(config, wait_s, rng)
+    wait = f", about {wait_s:.1f} s" if wait_s >= 0.05 else ""
     return Rejection(
-        f"{num_waiting} requests wait already, the most this server holds; try again later",
-        retry_after_s(config, wait_s, rng),
+        f"{num_waiting} requests wait already{wait}, the most this server holds; try again in {again_s:.0f} s", again_s
     )
 
 
@@ -98,10 +102,11 @@ def reject_hopeless(
 def late_rejection(config: CoreConfig, ttft_s: float, limit_s: float, rng: Random, error_s: float = 0.0) -> Rejection:
     """The answer to a request whose first token is predicted in ttft_s, later than limit_s."""
     error = f" ({error_s:.1f} s more or less)" if error_s else ""
+    again_s = retry_after_s(config, ttft_s - limit_s, rng)
     return Rejection(
         f"the first token is predicted in {ttft_s:.1f} s{error}, later than the {limit_s:g} s this request can wait; "
-        "try again later",
-        retry_after_s(config, ttft_s - limit_s, rng),
+        f"try again in {again_s:.0f} s",
+        again_s,
     )
 
 

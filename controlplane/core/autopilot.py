@@ -17,12 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.core.desk import Desk
-from controlplane.core.events import Audit, AutopilotReady, AutopilotWanted, PlanRefused
+from controlplane.core.diary import Diary
+from controlplane.core.events import (
+    Audit,
+    AutopilotReady,
+    AutopilotRestored,
+    AutopilotWanted,
+    PlanRefused,
+)
 from controlplane.core.evidence import SHORT, Evidence, Observer, since_of
 from controlplane.core.fleet import Group
 from controlplane.core.forecast import DEFAULT_ERROR
 from controlplane.core.instance import Instance
-from controlplane.core.moves import Advice, Found, Rules, advise
+from controlplane.core.moves import NOTHING_TO_GAIN, Advice, Found, Rules, advise
 from controlplane.core.pins import SPLIT, Pins
 from controlplane.core.plans import AUTOPILOT, Plans
 from controlplane.core.tried import MIN_OUTCOME, Tried, counts_of
@@ -59,7 +66,7 @@ class Autopilot:
 
     def __init__(self, desk: Desk, plans: Plans, pins: Pins) -> None:
         self._desk, self._plans, self._pins, self._observer = desk, plans, pins, Observer(desk)
-        self._tried = Tried()
+        self._tried, self._diary = Tried(), Diary(desk, pins)
         config = desk.config
         self.mode: AutopilotMode = config.autopilot
         self._floor, self._max_moves = config.autopilot_floor, config.autopilot_max_moves
@@ -72,12 +79,14 @@ class Autopilot:
         """Of each model, when a look was last sure of a move, and where it led."""
         self.counts = {"looks": 0, "moves": 0, "proposals": 0}
         self.line = "off" if self.mode == "off" else "no look yet"
+        self._diary.keep(self.mode, self._floor, self._max_moves)
 
     # --- what happens -----------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Look when it is time to."""
         desk = self._desk
+        self._diary.keep(self.mode, self._floor, self._max_moves)
         if self.mode == "off":
             return
         if self._looked_s is not None and desk.now - self._looked_s < desk.config.autopilot_every_s - 1e-6:
@@ -96,7 +105,24 @@ class Autopilot:
             return
         if event.change is not None:
             self._change(event)
+        self._diary.keep(self.mode, self._floor, self._max_moves)
         self._desk.emit(AutopilotReady(ask_id=event.ask_id, view=self.view(self._desk.now)))
+
+    def restored(self, event: AutopilotRestored) -> None:
+        """Go on as the earlier life was set. Settings that were changed since then hold; pins are whole or over."""
+        state, config = event.state, self._desk.config
+        if state.configured == (config.autopilot, config.autopilot_floor, config.autopilot_max_moves):
+            self.mode, self._floor, self._max_moves = state.mode, state.floor, state.max_moves
+            self.line = "off" if self.mode == "off" else "no look yet"
+        for pin in state.pins:
+            left_s = None if pin.left_s is None else pin.left_s - event.age_s
+            if left_s is None or left_s > 0:
+                self._pins.put(pin.subject, pin.who, left_s, pin.why, self._desk.now)
+
+    def unjudge(self) -> None:
+        """Objectives changed: how well a split did under the old ones is forgotten, and looks begin anew."""
+        self._tried, self._observer = Tried(), Observer(self._desk)
+        self._wanted.clear()
 
     def view(self, now: float) -> AutopilotView:
         config = self._desk.config
@@ -124,7 +150,10 @@ class Autopilot:
             return _Look(desk.now, model, "blind", f"hold: blind, no word for {late_s:g} s from {_names(silent)}")
         if self._plans.applying is not None:
             return _Look(desk.now, model, "busy", f"hold: plan {self._plans.applying.plan_id} is being applied")
-        evidence = self._observer.gather(model, group, since_of(self._plans.ended_s))
+        since_s = since_of(self._plans.ended_s)
+        if self._observer.calm(model, group, since_s):
+            return _Look(desk.now, model, "met", f"hold: {NOTHING_TO_GAIN}")
+        evidence = self._observer.gather(model, group, since_s)
         if not evidence.windows:
             return _Look(desk.now, model, "quiet", f"hold: {evidence.lacks}")
         counts = counts_of(list(evidence.roles.values()))
@@ -210,6 +239,7 @@ class Autopilot:
     def _note(self, look: _Look) -> None:
         """Keep the line; tell the audit when what it would do, or what is in the way, has changed."""
         self._looks.append(look)
+        self._diary.looked(look.model, look.code, look.line)
         self.counts["looks"] += 1
         self.line = look.line
         quiet = look.code in HOLDS or (look.code == "blind" and self.mode != "auto")

@@ -12,6 +12,7 @@ from controlplane.core.directory import Directory
 from controlplane.core.events import Effect, Note, Send
 from controlplane.core.fleet import Fleet
 from controlplane.core.goodput import GoodputCore
+from controlplane.core.kvwatch import KvWatch
 from controlplane.core.ledger import Ledger, Order
 from controlplane.core.lifecycle import Request
 from controlplane.core.policies.memory import Memory
@@ -36,6 +37,8 @@ class Desk:
         self.fleet = Fleet(config.forget_s)
         self.ledger = Ledger(config.lease_s, config.heartbeat_s, config.abort_retry_s)
         self.directory = Directory(config.directory_blocks, config.lease_s)
+        self.watch = KvWatch()
+        """For operators to look at."""
         self.line = WaitingLine()
         self.goodput = GoodputCore(config.classes)
         self.traffic = Traffic(config.traffic_window_s)
@@ -48,9 +51,10 @@ class Desk:
         self._num_picks = 0
 
     def begin(self, now: float) -> None:
-        self.now = self.ledger.now = max(now, self.now)
-        if self.started_s is None:
-            self.started_s = self.now
+        if now > self.now or self.started_s is None:
+            self.now = self.ledger.now = max(now, self.now)
+            if self.started_s is None:
+                self.started_s = self.now
 
     def take(self) -> list[Effect]:
         """The effects of the event, in the order they are to be performed."""

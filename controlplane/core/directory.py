@@ -135,6 +135,10 @@ class Directory:
                 matches[self._by_bit[bit]] = warm if lead is None else Match(blocks, counts.of(bit), lead)
         return matches
 
+    def holders(self, key: bytes) -> tuple[InstanceId, ...]:
+        """Instances that have this block, in any tier."""
+        return tuple(sorted(self._by_bit[bit] for bit in _bits(self._masks.get(key, 0))))
+
     def _store(self, holder: _Holder, hashes: Sequence[bytes], on_ssd: bool) -> None:
         flag, masks = 1 << holder.bit, self._masks
         known, to_end = masks.get, masks.move_to_end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from controlplane.core.admission import (
@@ -18,6 +19,7 @@ from controlplane.core.desk import Desk
 from controlplane.core.endings import Endings
 from controlplane.core.estimate import Estimator
 from controlplane.core.events import Arrived, Expect
+from controlplane.core.fetching import Fetch
 from controlplane.core.fleet import Group
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, new_request
@@ -29,8 +31,8 @@ from controlplane.core.residents import running_on
 from controlplane.core.stages import ADMISSION, QUEUE
 from controlplane.core.suspects import blocked_by_others, is_suspect, room_for
 from transfer.kv.block import block_hashes
-from transfer.terms import unpack_tokens
-from transfer.wire.messages import Reserve
+from transfer.terms import InstanceId, unpack_tokens
+from transfer.wire.messages import KvSource, Reserve
 
 MAX_DOUBLINGS = 6
 AGAIN_S = 0.02
@@ -65,7 +67,9 @@ class Dispatch:
         group = desk.fleet.groups.get(spec.model)
         line = desk.line.of(spec.model)
         share = desk.memory.computed_share(desk.now)
-        wait_s = predicted_wait_s(group, line, desk.goodput.usual_hold_s, desk.now, share) if line else 0.0
+        on_decode = POLICIES[config.policy].on_decode and config.colocate != "never"
+        hold_s = desk.goodput.usual_hold_s
+        wait_s = predicted_wait_s(group, line, hold_s, desk.now, share, on_decode) if line else 0.0
         rejection = reject_full(config, len(desk.line), wait_s, desk.random)
         if rejection is None and line:
             error_s = WAIT_ERROR * wait_s if config.early_reject == "objective" else 0.0
@@ -81,10 +85,10 @@ class Dispatch:
     def pump(self) -> None:
         """Place whoever can be placed now, in order; only a few may overtake one that finds no room."""
         desk = self._desk
-        if not desk.stirred:
-            return
         desk.stirred = False
         models = desk.line.models()
+        if not models and not self._stages and not self._again_s:
+            return
         self._stages = {model: stage for model, stage in self._stages.items() if model in models}
         self._again_s = {model: at_s for model, at_s in self._again_s.items() if model in models}
         for model in models:
@@ -101,14 +105,33 @@ class Dispatch:
             and not free(group, self._desk.now, self._desk.memory)
         )
 
+    def _awake(self, line: list[Request]) -> list[Request]:
+        """Without those that wait for something that has not come."""
+        now, takes = self._desk.now, POLICIES[self._desk.config.policy].takes
+        taking: dict[InstanceId, bool] = {}
+        found = []
+        for request in line:
+            awaited = request.awaits
+            if request.yields and now < request.again_s:
+                if awaited is None or takes is None:
+                    continue
+                if awaited.id not in taking:
+                    taking[awaited.id] = takes(awaited, now)
+                if not taking[awaited.id]:
+                    continue
+            found.append(request)
+        return found
+
     def _pump_model(self, line: list[Request], group: Group | None) -> None:
         num_failed = 0
         order = POLICIES[self._desk.config.policy].order
+        line = self._awake(line)
         if order is not None and len(line) > 1:
             line = order(line, self._desk.now, self._desk.memory)
         for request in line:
-            resting = request.yields and self._desk.now < request.again_s
-            block = Block.BETTER_LATER if resting else self._try(request, group)
+            if not self._awake([request]):  # what it awaits was given to one before it
+                continue
+            block = self._try(request, group)
             if block is None or block is Block.NEVER_FITS or is_suspect(self._desk, request):
                 continue  # a suspect waits for an empty instance and holds nobody up
             num_failed += 1
@@ -147,7 +170,7 @@ class Dispatch:
         if isinstance(found, Blocked):
             found = blocked_by_others(group, at.group, found)
             request.waits_for, request.yields = found.sentence, found.block is Block.BETTER_LATER
-            request.again_s = found.again_s
+            request.again_s, request.awaits = found.again_s, found.awaits
             if found.block is Block.NEVER_FITS:
                 self._endings.fail(request, 400, "invalid", found.sentence)
             return found.block
@@ -156,7 +179,11 @@ class Dispatch:
             self._reject(request, rejection)
             return None
         if request.chosen is None:
-            self._replication.arrived(self._hashes(request, group), request.root, group)
+            hashes = self._hashes(request, group)
+            self._replication.arrived(hashes, request.root, group)
+            longest = next(iter(at.matches.values()), None)  # they are in that order
+            if longest is not None:
+                self._desk.watch.asked(hashes, longest.blocks, group.layout.block_size, self._desk.now)
             request.why = explain(found)
         if (placed := POLICIES[at.config.policy].placed) is not None:
             placed(at, found[0])
@@ -193,15 +220,16 @@ class Dispatch:
             max_output=left, tenant=spec.tenant, resumed=request.num_resumes > 0 or request.chosen is not None,
         )  # fmt: skip
 
-    def _hashes(self, request: Request, group: Group) -> list[bytes]:
+    def _hashes(self, request: Request, group: Group) -> Sequence[bytes]:
         """Hashes of the whole blocks of tokens[:-1], made once for each placement's tokens."""
         root = group.root(request.spec.salt)
+        found = request.hashes
         if request.spec.hashes:
-            request.hashes, request.root = request.spec.hashes, root
-        elif request.hashes is None or request.root != root:
-            tokens = unpack_tokens(request.tokens)[:-1]
-            request.hashes, request.root = block_hashes(tokens, group.layout.block_size, root), root
-        return list(request.hashes)
+            found = request.spec.hashes
+        elif found is None or request.root != root:
+            found = block_hashes(unpack_tokens(request.tokens)[:-1], group.layout.block_size, root)
+        request.hashes, request.root = found, root
+        return found
 
     def _place(self, request: Request, best: Candidate, wanted: Wanted) -> None:
         """Open both legs at once, then ask decode to hold its blocks."""
@@ -239,7 +267,7 @@ class Dispatch:
 
     def reserve(self, request: Request, leg: Leg, remote: bool, need_blocks: int) -> None:
         """Ask for the blocks of one leg. Repeated as it is when no answer comes."""
-        desk, spec = self._desk, request.spec
+        desk, spec, chosen = self._desk, request.spec, request.chosen
         if not leg.sent:
             desk.ledger.sent(leg, need_blocks)
         request.sent_s = desk.now
@@ -249,5 +277,13 @@ class Dispatch:
                 request_id=request.request_id, generation=leg.generation, tokens=request.tokens,
                 num_output=request.num_output, sampling=spec.sampling, remote=remote, lease_s=self.lease_s(request),
                 salt=spec.salt, priority=spec.priority,
+                source=None if remote or chosen is None else self.source(chosen.fetch),
             ),
         )  # fmt: skip
+
+    def source(self, fetch: Fetch | None) -> KvSource | None:
+        """Where KV is fetched from, unless that pool has gone since it was chosen: then all is computed."""
+        if fetch is None:
+            return None
+        pool = self._desk.fleet.live(fetch.pool.id, fetch.pool.epoch)
+        return KvSource(peer=pool.peer(), num_blocks=fetch.blocks) if pool is not None and pool.ready else None

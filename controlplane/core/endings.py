@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.events import Ended, Fail, Finished
@@ -69,8 +67,9 @@ class Endings:
         desk.count("output_tokens", record.output_tokens)
         if record.outcome == "ok":
             desk.memory.finished(record.output_tokens)
-            if request.chosen is not None and record.tpot_s is not None and not request.num_migrations:
-                desk.memory.paced(_expected_s(request.chosen, desk), record.tpot_s, desk.now)
+            placed, slo = request.chosen, request.slo
+            if placed is not None and slo is not None and record.tpot_s is not None and not request.num_migrations:
+                desk.memory.paced(_expected_s(placed, desk), record.tpot_s, slo.tpot_s, desk.now)
         counts = request.slo is not None and counts_for_attainment(record, request.slo)
         desk.traffic.ended(
             record.request_id, record.model, ok=record.outcome == "ok", output_tokens=record.output_tokens,
@@ -106,19 +105,18 @@ class Endings:
         spec, chosen = request.spec, request.chosen
         cached = event.cached_tokens if event.cached_tokens is not None else request.cached_tokens or 0
         error = event.error or (request.failing.message if request.failing else None)
-        record = RequestRecord(
+        return RequestRecord(
             request_id=spec.request_id, model=spec.model, traffic_class=request.traffic_class,
             arrived_at=spec.arrived_at, outcome=event.outcome, finish_reason=event.finish_reason,
             prompt_tokens=request.num_prompt, output_tokens=event.output_tokens, cached_tokens=cached,
-            ttft_s=event.ttft_s, tpot_s=event.tpot_s, e2e_s=event.e2e_s, max_itl_s=event.max_itl_s, good=None,
+            ttft_s=event.ttft_s, tpot_s=event.tpot_s, e2e_s=event.e2e_s, max_itl_s=event.max_itl_s,
+            good=is_good(event, request.slo),
             stages_s={} if event.ttft_s is None else request.stages.summing_to(event.ttft_s, self._desk.now),
             prefill=request.prefill, decode=request.decode, num_resumes=request.num_resumes,
             kv_source=chosen.pool.id if chosen is not None and chosen.pool is not None else None,
             num_migrations=request.num_migrations, why=request.why, error=None if event.outcome == "ok" else error,
             fetched_tokens=min(request.fetched_tokens, cached),
         )  # fmt: skip
-        good = is_good(record, request.slo)
-        return record if good is None else msgspec.structs.replace(record, good=good)
 
 
 def _expected_s(chosen: Candidate, desk: Desk) -> float:

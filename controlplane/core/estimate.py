@@ -28,7 +28,7 @@ Matches = Mapping[InstanceId, Match]
 
 @dataclass(slots=True)
 class PrefillOption:
-    """prefill_s: computing, and fetching where there is a fetch. cached_tokens: those fetched included."""
+    """compute_s: computing. prefill_s: fetching, too, where there is a fetch. cached_tokens: those fetched included."""
 
     instance: Instance
     fetch: Fetch | None
@@ -36,7 +36,12 @@ class PrefillOption:
     queue_s: float
     prefill_s: float
     compute_tokens: int
-    compute_us: int
+    compute_s: float
+
+    @property
+    def compute_us(self) -> int:
+        """As charged: by the profile alone."""
+        return round(self.compute_s / self.instance.speed * US)
 
     @property
     def done_s(self) -> float:
@@ -115,24 +120,20 @@ class Estimator:
             transfer_s=transfer_s, ttft_s=option.done_s + exposed_s + step_s, tpot_s=self._pace(decode, step_s, 0.0),
             short_blocks=wanted.keep_blocks - decode.room, faults=self._faults(prefill, decode),
             charge_prefill=Charge(option.compute_tokens, option.compute_us, 1),
-            charge_decode=self._decode_charge(),
+            charge_decode=self._decode_charge,
         )  # fmt: skip
 
     def local(self, decode: Instance) -> Candidate:
         """One instance computes the prompt and decodes."""
-        wanted = self._wanted
-        cached = self.held(decode)
-        tokens = wanted.num_tokens - cached
-        queue_s, compute_s = self.queue_s(decode), self.compute_s(decode, tokens, cached)
-        work = Charge(prefill_tokens=tokens, prefill_us=round(compute_s / decode.speed * US))
-        step_s = self.step_s(decode)
+        option, step_s = self.option(decode, alone=True), self.step_s(decode)
         return Candidate(
-            decode=decode, prefill=None, fetch=None, compute_tokens=tokens, cached_tokens=cached, queue_s=queue_s,
-            prefill_s=compute_s, transfer_s=0.0, ttft_s=queue_s + compute_s + (step_s if decode.rows else 0.0),
-            tpot_s=self._pace(decode, step_s, compute_s), short_blocks=wanted.keep_blocks - decode.room,
-            faults=self._faults(decode), charge_prefill=Charge(),
-            charge_decode=self._decode_charge()._replace(
-                prefill_tokens=work.prefill_tokens, prefill_us=work.prefill_us),
+            decode=decode, prefill=None, fetch=option.fetch, compute_tokens=option.compute_tokens,
+            cached_tokens=option.cached_tokens, queue_s=option.queue_s, prefill_s=option.prefill_s, transfer_s=0.0,
+            ttft_s=option.done_s + (step_s if decode.rows else 0.0),
+            tpot_s=self._pace(decode, step_s, option.compute_s),
+            short_blocks=self._wanted.keep_blocks - decode.room, faults=self._faults(decode), charge_prefill=Charge(),
+            charge_decode=self._decode_charge._replace(
+                prefill_tokens=option.compute_tokens, prefill_us=option.compute_us),
         )  # fmt: skip
 
     def uncached(self, decode: Instance) -> int:
@@ -196,9 +197,10 @@ class Estimator:
             key=lambda one: (-min(one[1].blocks, self._max_match), one[1].ssd, one[0].fetch_scale, one[0].id),
         )  # fmt: skip
 
-    def option(self, one: Instance) -> PrefillOption:
-        """Compute what is missing, fetch it, or fetch the front while the rest is computed: whatever is done first."""
-        tokens, size, layout = self._wanted.num_tokens - 1, self._block_size, self._group.layout
+    def option(self, one: Instance, *, alone: bool = False) -> PrefillOption:
+        """Compute what is missing, fetch it, or fetch the front while the rest is computed: whatever is done first.
+        alone: it decodes the request as well, and so computes the last token, too."""
+        tokens, size, layout = self._wanted.num_tokens - (not alone), self._block_size, self._group.layout
         cached = self.held(one)
         best_s, best = self.compute_s(one, tokens - cached, cached), None
         overlap: Overlap | None = None
@@ -208,7 +210,7 @@ class Estimator:
                 continue
             overlap = overlap or Overlap(
                 partial(self.compute_s, one), tokens, size, one.hello.token_budget, num_layers(one, layout),
-                self._config.fetch_latency_s, self.queue_s(one),
+                self._config.fetch_latency_s, self.queue_s(one), beside=not (alone and one.rows),
             )  # fmt: skip
             path = Path(
                 self._config, pool, match, cached // size, size, kv_token_bytes(one, layout), self._link(pool, one)
@@ -220,7 +222,7 @@ class Estimator:
         compute_s = self.compute_s(one, tokens - held, held)  # waiting for KV keeps nobody else from computing
         return PrefillOption(
             instance=one, fetch=best, cached_tokens=held, queue_s=self.queue_s(one), prefill_s=best_s,
-            compute_tokens=tokens - held, compute_us=round(compute_s / one.speed * US),
+            compute_tokens=tokens - held, compute_s=compute_s,
         )  # fmt: skip
 
     def compute_s(self, one: Instance, num_new: int, num_cached: int) -> float:
@@ -255,8 +257,10 @@ class Estimator:
         return max(link, self._config.same_host_bytes_per_s) if same_host else link
 
     def _faults(self, *instances: Instance) -> int:
-        return sum(self._wanted.avoid.get(one.id, 0) for one in instances)
+        avoid = self._wanted.avoid
+        return sum([avoid.get(one.id, 0) for one in instances]) if avoid else 0
 
+    @cached_property
     def _decode_charge(self) -> Charge:
         wanted = self._wanted
         context = wanted.num_tokens + int(wanted.usual_output) // 2

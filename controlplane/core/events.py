@@ -9,18 +9,24 @@ from __future__ import annotations
 from typing import Literal
 
 from transfer.api import (
+    ActionView,
     ApplyRequest,
     AuditRow,
+    AutopilotMode,
     AutopilotRequest,
     AutopilotView,
     CandidateView,
+    HoldAction,
+    LookRow,
     Outcome,
     PinRequest,
+    PinView,
     Plan,
     PlanRequest,
     RequestRecord,
 )
-from transfer.terms import InstanceId, RequestId, SamplingParams, Struct
+from transfer.classes import ClassesRequest, ClassesView
+from transfer.terms import InstanceId, RequestId, SamplingParams, Slo, Struct
 from transfer.wire.messages import (
     CacheEvents,
     Goodbye,
@@ -149,6 +155,56 @@ class AutopilotWanted(Event, frozen=True):
     actor: str = "operator"
 
 
+class HoldWanted(Event, frozen=True):
+    """Set an instance aside or take it back; answered by HoldReady or PlanRefused. at_s: Unix time, for the audit."""
+
+    ask_id: str
+    instance_id: InstanceId
+    action: HoldAction
+    apply: ApplyRequest
+    at_s: float = 0.0
+
+
+class AutopilotState(Struct, frozen=True):
+    """What was set of the autopilot. configured: mode, floor and max_moves of the settings that it was set under. at_s:
+    Unix time, from the shell; left_s of the pins counts from then."""
+
+    mode: AutopilotMode
+    floor: int
+    max_moves: int | None
+    configured: tuple[AutopilotMode, int, int | None]
+    pins: tuple[PinView, ...] = ()
+    at_s: float = 0.0
+
+
+class AutopilotRestored(Event, frozen=True):
+    """What an earlier life of this control plane kept, age_s ago; before anything else is asked of it."""
+
+    state: AutopilotState
+    age_s: float
+
+
+class ClassesWanted(Event, frozen=True):
+    """Change objectives; answered by ClassesReady or PlanRefused. at_s: Unix time, for the audit."""
+
+    ask_id: str
+    change: ClassesRequest
+    at_s: float = 0.0
+
+
+class ClassesState(Struct, frozen=True):
+    """Objectives by traffic class. configured: those of the settings that they were set under."""
+
+    classes: dict[str, Slo | None]
+    configured: dict[str, Slo | None]
+
+
+class ClassesRestored(Event, frozen=True):
+    """What an earlier life of this control plane kept; before anything else is asked of it."""
+
+    state: ClassesState
+
+
 class Tick(Event, frozen=True):
     """Every 0.1 s: deadlines, retries of waiting requests, plan progress."""
 
@@ -200,6 +256,24 @@ class Audit(Effect, frozen=True):
     row: AuditRow
 
 
+class AutopilotKept(Effect, frozen=True):
+    """To be kept for the next life, in place of what was kept before."""
+
+    state: AutopilotState
+
+
+class ClassesKept(Effect, frozen=True):
+    """As AutopilotKept."""
+
+    state: ClassesState
+
+
+class Looked(Effect, frozen=True):
+    """To be kept, in place of an earlier row of this look_id. Its times count from now."""
+
+    row: LookRow
+
+
 class PlanReady(Effect, frozen=True):
     ask_id: str
     plan: Plan
@@ -208,6 +282,16 @@ class PlanReady(Effect, frozen=True):
 class AutopilotReady(Effect, frozen=True):
     ask_id: str
     view: AutopilotView
+
+
+class ClassesReady(Effect, frozen=True):
+    ask_id: str
+    view: ClassesView
+
+
+class HoldReady(Effect, frozen=True):
+    ask_id: str
+    view: ActionView
 
 
 class PlanRefused(Effect, frozen=True):
@@ -226,7 +310,9 @@ class Note(Effect, frozen=True):
 
 
 __all__ = [
-    "ApplyWanted", "Arrived", "Audit", "AutopilotReady", "AutopilotWanted", "CandidateView", "Effect", "Ended",
-    "Event", "Expect", "Fail", "Finished", "FirstToken", "FromNode", "NeedTokens", "NodeLost", "NodeMessage", "Note",
-    "PlanReady", "PlanRefused", "PlanWanted", "RequestSpec", "Resume", "Send", "Tick",
+    "ApplyWanted", "Arrived", "Audit", "AutopilotKept", "AutopilotReady", "AutopilotRestored", "AutopilotState",
+    "AutopilotWanted", "CandidateView", "ClassesKept", "ClassesReady", "ClassesRestored", "ClassesState",
+    "ClassesWanted", "Effect", "Ended", "Event", "Expect", "Fail", "Finished", "FirstToken", "FromNode", "HoldReady", "HoldWanted", "Looked", "NeedTokens",
+    "NodeLost", "NodeMessage", "Note", "PlanReady", "PlanRefused", "PlanWanted", "RequestSpec", "Resume", "Send",
+    "Tick",
 ]  # fmt: skip

@@ -22,6 +22,9 @@ SHORT = 1 / 6
 """The shortest window of traffic, as a part of autopilot_window_s."""
 SLOT = 1 / 3
 """Pieces in which the last minutes are looked at for how long a load lasts, as a part of it too."""
+CALM_USE = 0.6
+"""While both phases stay below this, and all requests are good, MAX_CALM looks do without a forecast."""
+MAX_CALM = 2
 MAX_CORRECTION = 1.5
 """Work may be so much more or less than the model says, as far as the outcome shows."""
 
@@ -40,11 +43,28 @@ class Evidence:
     """Outcome of the present split: of the requests of the last autopilot_window_s, and that arrived since it is."""
 
 
+@dataclass(slots=True)
+class _Calm:
+    """A look that found nothing to gain, with the load that it saw and the use of each phase; num_left: looks that may
+    still rely on it."""
+
+    version: int
+    span_s: float
+    num: int
+    prompt_tokens: int
+    prefill_use: float
+    decode_use: float
+    num_left: int = MAX_CALM
+
+
 class Observer:
     """Reads the desk and changes nothing. Only ready instances count."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._outcomes: dict[float, tuple[int, int]] = {}
+        """Of this look, by the time since when."""
+        self._calm: dict[str, _Calm] = {}
 
     def gather(self, model: str, group: Group, since_s: float) -> Evidence:
         """since_s: when roles last changed; outcomes from before say nothing of the present split."""
@@ -61,20 +81,35 @@ class Observer:
             return Evidence(roles, [], f"no request in the last {short_s:.0f} s; the split stays as it is")
         windows: list[Predictor] = []
         pace = pace_of(group)
-        first_s = max(since_s, desk.now - config.autopilot_window_s)
-        good, counted = desk.traffic.outcome(first_s, desk.now, model, config.classes, pace)
+        self._outcomes.clear()
+        good, counted = self._outcome_since(model, max(since_s, desk.now - config.autopilot_window_s), pace)
         for place_s in spans_s:
             load = desk.traffic.load(desk.now, model, place_s, pace)
             if load.num < config.min_traffic:
                 continue
             windows.append(Predictor(ready, load, config.classes, config))
-            if len(windows) == 1 and place_s == spans_s[0] and self._content(model, windows[0], roles, since_s, pace):
+            if len(windows) == 1 and self._content(model, windows[0], roles, since_s, pace):
                 break  # whatever the others say: the last seconds do not need it
         else:
             self._correct(model, windows, roles, since_s, pace)
         rate = windows[0].load.rate_per_s
         work = Work(rate * windows[0].compute_tokens, rate * windows[0].output_tokens)
         return Evidence(roles, windows, work=work, good=good, counted=counted)
+
+    def calm(self, model: str, group: Group, since_s: float) -> bool:
+        """Whether the last look still holds that found nothing to gain: few requests more, and all of them good."""
+        desk, was = self._desk, self._calm.get(model)
+        if was is None or was.version != desk.fleet.version or not was.num_left:
+            return False
+        was.num_left -= 1
+        num, prompt_tokens = desk.traffic.volume(desk.now, model, was.span_s)
+        if not num or was.prefill_use * prompt_tokens > CALM_USE * was.prompt_tokens:
+            return False
+        if was.decode_use * num > CALM_USE * was.num:
+            return False
+        first_s = max(since_s, desk.now - was.span_s)
+        good, counted = desk.traffic.outcome(first_s, desk.now, model, desk.config.classes, pace_of(group))
+        return good == counted
 
     def changing(self, model: str) -> bool:
         """Whether the shortest window is of two loads."""
@@ -97,7 +132,12 @@ class Observer:
         if found is None or found.attainment < 1.0 - 2 * LEAST_STEP:
             return False
         good, counted = self._outcome(model, window, since_s, pace)
-        return counted == 0 or good >= (1.0 - 2 * LEAST_STEP) * counted
+        if good < (1.0 - 2 * LEAST_STEP) * counted:
+            return False
+        span_s, version = window.load.span_s, self._desk.fleet.version
+        num, prompt_tokens = self._desk.traffic.volume(self._desk.now, model, span_s)
+        self._calm[model] = _Calm(version, span_s, num, prompt_tokens, found.prefill_use, found.decode_use)
+        return True
 
     def _correct(
         self, model: str, windows: list[Predictor], roles: Mapping[InstanceId, Role], since_s: float, pace: Pace
@@ -115,11 +155,14 @@ class Observer:
         windows[0].correct(split, *self._outcome(model, windows[0], since_s, pace), 1.0, MAX_CORRECTION)
 
     def _outcome(self, model: str, window: Predictor, since_s: float, pace: Pace) -> tuple[int, int]:
-        desk = self._desk
-        first_s = desk.now - window.load.span_s
-        if first_s < since_s:
-            return 0, 0
-        return desk.traffic.outcome(first_s, desk.now, model, desk.config.classes, pace)
+        first_s = self._desk.now - window.load.span_s
+        return (0, 0) if first_s < since_s else self._outcome_since(model, first_s, pace)
+
+    def _outcome_since(self, model: str, first_s: float, pace: Pace) -> tuple[int, int]:
+        if first_s not in self._outcomes:
+            desk = self._desk
+            self._outcomes[first_s] = desk.traffic.outcome(first_s, desk.now, model, desk.config.classes, pace)
+        return self._outcomes[first_s]
 
 
 def since_of(ended_s: float | None) -> float:

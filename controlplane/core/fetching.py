@@ -1,7 +1,7 @@
 """How much of a prefix to fetch from a pool while the rest is computed: whichever split is done first, by prediction.
 
-Pure arithmetic. The prefill role fetches layer by layer beside its first step, so the two overlap (Mooncake, FAST'25,
-section 5.2, read both ways: KV that arrives in order of layers is waited for one layer at a time).
+Pure arithmetic. An instance where nothing decodes fetches layer by layer beside its first step, so the two overlap
+(Mooncake, FAST'25, section 5.2, read both ways: KV that arrives in order of layers is waited for one layer at a time).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ SCALE_WEIGHT = 0.2
 MIN_SCALE, MAX_SCALE = 0.1, 100.0
 PRECISION = 64
 """To which part (1/n) of what could be fetched the balance is found."""
+FEW_LEFT = 4, 8, 16, 32
+"""Blocks that may take no longer to compute than one token."""
 
 
 class Path:
@@ -73,20 +75,22 @@ class Fetch(NamedTuple):
 class Overlap:
     """A fetch beside the computing of what comes after it, on one instance.
 
-    num_tokens: to be made in all. budget: most tokens of one step; the fetch overlaps the first step, and queue_s of
-    waiting for compute before that.
+    num_tokens: to be made in all. budget: most tokens of one step; the fetch overlaps the first step, unless others
+    decode in it (beside False), and queue_s of waiting for compute before that.
     """
 
-    __slots__ = ("_block_size", "_budget", "_compute_s", "_latency_s", "_num_layers", "_num_tokens", "_queue_s")
+    __slots__ = (
+        "_block_size", "_budget", "_compute_s", "_latency_s", "_num_layers", "_num_tokens", "_queue_s", "beside",
+    )  # fmt: skip
 
     def __init__(
         self, compute_s: Callable[[int, int], float], num_tokens: int, block_size: int, budget: int, num_layers: int,
-        latency_s: float, queue_s: float = 0.0,
+        latency_s: float, queue_s: float = 0.0, *, beside: bool = True,
     ) -> None:  # fmt: skip
         """compute_s(num_new, num_cached): predicted seconds."""
         self._compute_s, self._num_tokens, self._block_size = compute_s, num_tokens, block_size
         self._budget, self._num_layers = budget or num_tokens, num_layers
-        self._latency_s, self._queue_s = latency_s, queue_s
+        self._latency_s, self._queue_s, self.beside = latency_s, queue_s, beside
 
     @property
     def one_step(self) -> int:
@@ -109,6 +113,9 @@ class Overlap:
         return max(begun_s + compute_s, fetch_s + (first_s / layers if fetch_s else 0.0) + compute_s - first_s)
 
     def _first_s(self, blocks: int) -> float:
+        """Of the step beside the fetch."""
+        if not self.beside:
+            return 0.0
         cached = blocks * self._block_size
         return self._compute_s(min(self._num_tokens - cached, self._budget), cached)
 
@@ -117,7 +124,8 @@ def best_fetch(path: Path, overlap: Overlap, most: int) -> tuple[float, Fetch]:
     """(seconds, fetch) of the best number of leading blocks in (have, most].
 
     The time falls or rises evenly between a few corners, so that only those are weighed: all; where fetch and compute
-    take equally long; where what is left fills one step; where SSD begins.
+    take equally long; where what is left fills one step; where SSD begins; and, with nothing beside the fetch, where
+    less left would not be computed sooner, as weights are read for one token as for many.
     """
     best = path.fetch(most)
     best_s = overlap.total_s(best)
@@ -131,8 +139,10 @@ def best_fetch(path: Path, overlap: Overlap, most: int) -> tuple[float, Fetch]:
             low = middle + 1
         else:
             high = middle
-    tried = most
-    for blocks in sorted((low - 1, low, high, overlap.one_step, path.lead), reverse=True):
+    tried, corners = most, [low - 1, low, high, overlap.one_step, path.lead]
+    if not overlap.beside:
+        corners += [most - left for left in FEW_LEFT]
+    for blocks in sorted(corners, reverse=True):
         if path.have < blocks < tried:
             fetch, tried = path.fetch(blocks), blocks
             if (total_s := overlap.total_s(fetch)) < best_s:

@@ -153,7 +153,7 @@ class Fleet:
     def take_role(self, instance: Instance, role: Role) -> None:
         """What the node says it is now. A pool has no engine and an engine is no pool, whatever it says."""
         if instance.role is not role and Role.KV_POOL not in (instance.role, role):
-            instance.role, instance.speed = role, 1.0  # measured in the other phase
+            instance.take_role(role)
             self.changed()
 
     def forget(self, now: float) -> None:

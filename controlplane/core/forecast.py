@@ -18,7 +18,7 @@ from controlplane.core.config import CoreConfig
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance
 from controlplane.core.kinds import ROLES, Bin, Kind, bins_of, cv2, group_alike, kind_of, usual_speeds
-from controlplane.core.queues import Pace, Queue, Server, capacity, pace
+from controlplane.core.queues import Pace, Queue, Server, capacity, keeps_pace, pace
 from controlplane.core.traffic import Arrival, Load, Traffic
 from transfer.api import Prediction
 from transfer.terms import InstanceId, Role, Slo
@@ -32,6 +32,8 @@ MAX_STRETCH = 50.0
 
 Split = tuple[tuple[int, int, int], ...]
 """How many instances of each kind have each of ROLES."""
+Bumps = list[tuple[float, float]]
+"""Of mixed instances: share of all that decode, and what prompts there add to the pace, as keeps_pace takes it."""
 Scenario = Callable[[float, float], float]
 
 
@@ -146,14 +148,14 @@ class Predictor:
     def _forecast(self, split: Split, prefill: float, decode: float) -> Forecast:
         rate = self.load.rate_per_s
         tokens_per_s = rate * self.output_tokens * decode
-        compute, servers, usual = self._phases(split, rate * prefill, tokens_per_s)
+        compute, servers, usual, bumps = self._phases(split, rate * prefill, tokens_per_s)
         slots = {tpot_s: self._slots(servers, usual, tokens_per_s, tpot_s) for tpot_s in self._slos}
         queue = compute.queue
         # Admission turns away before any work is done, so the wider phase sees only what the narrower one lets pass.
         refused = queue.loss(self._patience)
         lost = min((one.loss(self._patience) for one in slots.values()), default=0.0)
         if lost > refused:
-            queue = queue._replace(use=queue.use * (1.0 - lost))
+            queue = queue.scaled(1.0 - lost)
         else:
             slots = {
                 tpot_s: self._slots(servers, usual, tokens_per_s * (1.0 - refused), tpot_s) for tpot_s in self._slos
@@ -164,7 +166,7 @@ class Predictor:
                 fixed_s = before_s[place] + usual.step_s
                 ttft += one.share * share * fixed_s
                 if one.slo is not None:
-                    good += one.share * share * _good(one, fixed_s, queue, slots[one.slo.tpot_s], usual.step_s)
+                    good += one.share * share * _good(one, fixed_s, queue, slots[one.slo.tpot_s], usual.step_s, bumps)
         waits_s = compute.queue.median_wait_s(self._patience)
         return Forecast(
             rate_per_s=rate, attainment=min(1.0, good / self.counted) if self.counted else 0.0,
@@ -174,14 +176,14 @@ class Predictor:
 
     # --- phases -----------------------------------------------------------------------------------------------
 
-    def _phases(self, split: Split, rate: float, tokens_per_s: float) -> tuple[_Compute, list[Server], Pace]:
+    def _phases(self, split: Split, rate: float, tokens_per_s: float) -> tuple[_Compute, list[Server], Pace, Bumps]:
         """Both phases; where instances are mixed, each takes from the other, found in a few rounds."""
         mixed = any(row[2] for row in split)
         slowed, stretch = [1.0] * len(self.kinds), [1.0] * len(self.kinds)
         for _ in range(3 if mixed else 1):
             compute = self._compute(split, rate, slowed)
-            servers = self._servers(split, stretch)
-            usual = pace(servers, tokens_per_s)
+            usual = pace(self._servers(split, stretch, even=True), tokens_per_s)
+            bumps = []
             for index, (kind, row) in enumerate(zip(self.kinds, split, strict=True)):
                 if not row[2]:
                     continue
@@ -191,7 +193,10 @@ class Predictor:
                 slowed[index] = 1.0 + beside_s / kind.chunk_s
                 long_s = kind.chunk_s + beside_s
                 stretch[index] = min(MAX_STRETCH, 1.0 / (busy * step_s / long_s + (1.0 - busy)))
-        return compute, servers, usual
+                chunks = max(1.0, self.compute_tokens / kind.instance.hello.token_budget)
+                bump = busy / long_s * kind.chunk_s**2 * chunks
+                bumps.append((row[2] / sum(row[1] + row[2] for row in split), bump))
+        return compute, self._servers(split, stretch, even=False), usual, bumps
 
     def _compute(self, split: Split, rate: float, slowed: list[float]) -> _Compute:
         """The queue of prompts, and what each kind of prefill instance takes of it, with the KV time that shows."""
@@ -211,9 +216,7 @@ class Predictor:
             (part / per_s, self._before_s(kind, role, links, rate * part / per_s / num)) for part, kind, role in parts
         ])  # fmt: skip
 
-    def _before_s(
-        self, kind: Kind, role: Role, decodes: list[tuple[int, Kind]], rate_per_s: float
-    ) -> list[float]:  # fmt: skip
+    def _before_s(self, kind: Kind, role: Role, decodes: list[tuple[int, Kind]], rate_per_s: float) -> list[float]:
         """Of each bin, what passes before decode can begin, waits left out: computing, and the time that its KV takes
         beyond what computing hides; the last layer's share always shows."""
         layout = kind.instance.hello.layout
@@ -239,13 +242,15 @@ class Predictor:
         same_host = one.hello.host_id == other.hello.host_id and one is not other
         return 1.0 / max(1.0, max(link, self._config.same_host_bytes_per_s) if same_host else link)
 
-    def _servers(self, split: Split, stretch: list[float]) -> list[Server]:
+    def _servers(self, split: Split, stretch: list[float], even: bool) -> list[Server]:
+        """even: as if prompts slowed every request down alike."""
         found = []
         for index, (kind, row) in enumerate(zip(self.kinds, split, strict=True)):
             if row[1]:
                 found.append(Server(row[1], kind.decode, kind.speed[Role.DECODE]))
             if row[2]:
-                found.append(Server(row[2], kind.decode, kind.speed[Role.MIXED] * stretch[index]))
+                every, other = (stretch[index], 1.0) if even else (1.0, stretch[index])
+                found.append(Server(row[2], kind.decode, kind.speed[Role.MIXED] * every, other))
         return found
 
     def _slots(self, servers: list[Server], usual: Pace, tokens_per_s: float, tpot_s: float) -> Queue:
@@ -362,10 +367,9 @@ def spread(value: Scenario, noise: Noise, z: float) -> tuple[float, float]:
     return below, above
 
 
-def pace_of(group: Group) -> Callable[[InstanceId], float]:
+def pace_of(group: Group) -> dict[InstanceId, float]:
     """The step time that each decode instance last told."""
-    steps = {one.id: one.load.step_s for one in group.members}
-    return lambda instance_id: steps.get(instance_id, 0.0)
+    return {one.id: one.load.step_s for one in group.members}
 
 
 # --- helpers --------------------------------------------------------------------------------------------------
@@ -375,13 +379,17 @@ def _attainment(found: Forecast | None) -> float:
     return found.attainment if found is not None else 0.0
 
 
-def _good(one: Bin, fixed_s: float, prompts: Queue, slots: Queue, step_s: float) -> float:
+def _good(one: Bin, fixed_s: float, prompts: Queue, slots: Queue, step_s: float, bumps: Bumps) -> float:
     """Chance that a request of this size is good."""
     assert one.slo is not None
+    tpot_s, output = one.slo.tpot_s, one.output_tokens
+    paced = 1.0
+    for share, bump in bumps:
+        paced -= share * (1.0 - keeps_pace(tpot_s, step_s, bump, output))
     slack_s = one.slo.ttft_s - fixed_s
     if one.slo.e2e_s is not None:
         slack_s = min(slack_s, one.slo.e2e_s - fixed_s - one.output_tokens * step_s)
-    return (1.0 - prompts.loss(slack_s)) * (1.0 - slots.loss(slack_s))
+    return paced * (1.0 - prompts.loss(slack_s)) * (1.0 - slots.loss(slack_s))
 
 
 def _patience(bins: Sequence[Bin]) -> float:

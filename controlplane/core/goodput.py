@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from controlplane.core.buckets import Buckets, bucket_index
+from controlplane.core.events import Ended
+from controlplane.core.paces import Paces
 from controlplane.core.stages import STAGES
 from transfer.api import Goodput, Outcome, Quantiles, RequestRecord
 from transfer.terms import Slo
@@ -44,15 +46,24 @@ class Counts:
 
     def add(self, record: RequestRecord, counted: bool, places: Places) -> None:
         """places: where its times go, see places_of."""
-        good = record.good is True
+        good, num_output = record.good is True, record.output_tokens
         self.good += good
         self.total += counted
         self.finished += record.outcome == "ok"
-        self.good_tokens += record.output_tokens * good
-        self.output_tokens += record.output_tokens
-        for buckets, place in zip((self.ttft_s, self.tpot_s, self.e2e_s), places, strict=True):
-            if place is not None:
-                buckets.add_to(*place)
+        self.good_tokens += num_output * good
+        self.output_tokens += num_output
+        ttft, tpot, e2e = places
+        if ttft is not None:
+            self.ttft_s.add_to(*ttft)
+        if tpot is not None:
+            self.tpot_s.add_to(*tpot)
+        if e2e is not None:
+            self.e2e_s.add_to(*e2e)
+
+    def unjudge(self) -> None:
+        """Forget what depends on objectives; tokens, times and how many finished stay."""
+        self.good = self.total = self.good_tokens = 0
+        self.missed_stage_us = [0] * len(STAGES)
 
     def merge(self, other: Counts, sign: int = 1) -> None:
         self.good += sign * other.good
@@ -82,11 +93,16 @@ class Window:
     def add(
         self, slot: int, name: str, record: RequestRecord, counted: bool, missed_us: list[int], places: Places
     ) -> None:
+        """missed_us: by stage; empty where nothing was missed."""
         if not self._slots or self._slots[-1][0] != slot:
             self._slots.append((slot, {}))
-        for counts in (self._slots[-1][1].setdefault(name, Counts()), self.by_class.setdefault(name, Counts())):
+        for by_class in (self._slots[-1][1], self.by_class):
+            counts = by_class.get(name)
+            if counts is None:
+                counts = by_class[name] = Counts()
             counts.add(record, counted, places)
-            counts.missed_stage_us = [a + b for a, b in zip(counts.missed_stage_us, missed_us, strict=True)]
+            if missed_us:
+                counts.missed_stage_us = [a + b for a, b in zip(counts.missed_stage_us, missed_us, strict=True)]
 
     def spend(self, since_s: float, until_s: float, num_gpus: int, dollars_per_s: float) -> None:
         """The fleet between two times: booked to the slots it falls into, so that expiry is exact."""
@@ -115,8 +131,19 @@ class Window:
                 self.by_class[name].merge(counts, -1)
         while self._fleet and self._fleet[0][0] <= slot - self.span:
             self._fleet.popleft()
-        self.gpu_s = sum(one[1] for one in self._fleet)
-        self.dollars = sum(one[2] for one in self._fleet)
+        self.gpu_s = sum([one[1] for one in self._fleet])
+        self.dollars = sum([one[2] for one in self._fleet])
+
+    def unjudge(self, name: str) -> None:
+        """One class is judged anew from now on."""
+        for by_class in (self.by_class, *(one[1] for one in self._slots)):
+            if name in by_class:
+                by_class[name].unjudge()
+
+    def attainment(self) -> float | None:
+        """Good / counted in the span; None before any counts."""
+        total = sum(one.total for one in self.by_class.values())
+        return sum(one.good for one in self.by_class.values()) / total if total else None
 
     def everything(self) -> Counts:
         counts = Counts()
@@ -137,13 +164,14 @@ class GoodputCore:
     """Knows every finished request once. `now` is loop time; slots of a window are whole seconds of it."""
 
     def __init__(self, classes: dict[str, Slo | None]) -> None:
-        self._classes = classes
+        self._classes = dict(classes)
         self.by_class = {name: Counts() for name in classes}
         self.outcomes: dict[tuple[str, Outcome], int] = {}
         self.windows = {span: Window(span) for span in (SHORT_WINDOW_S, WINDOW_S)}
         self.usual_output: dict[str, float] = {}
         self.usual_hold_s = 0.0
         self.probes: list[Probe] = []
+        self.paces = Paces(WINDOW_S)
         self._started_s: float | None = None
         self._slot = 0
         self._spent_s: float | None = None
@@ -156,7 +184,7 @@ class GoodputCore:
         name, slo = record.traffic_class, self._classes.get(record.traffic_class)
         counted = slo is not None and counts_for_attainment(record, slo)
         missed = counted and not record.good
-        missed_us = [round(missed_s.get(stage, 0.0) * 1e6) if missed else 0 for stage in STAGES]
+        missed_us = [round(missed_s.get(stage, 0.0) * 1e6) for stage in STAGES] if missed else []
         places = places_of(record)
         self.by_class.setdefault(name, Counts()).add(record, counted, places)
         self.outcomes[name, record.outcome] = self.outcomes.get((name, record.outcome), 0) + 1
@@ -164,10 +192,19 @@ class GoodputCore:
             window.add(self._slot, name, record, counted, missed_us, places)
         for probe in self.probes:
             probe.counts.add(record, counted, places)
+        if record.decode is not None and (tpot := places[1]) is not None:
+            self.paces.add(self._slot, record.decode, *tpot)
         if record.outcome == "ok":
             before = self.usual_output.get(name, float(record.output_tokens))
             self.usual_output[name] = 0.9 * before + 0.1 * record.output_tokens
             self.usual_hold_s = 0.9 * (self.usual_hold_s or hold_s) + 0.1 * hold_s
+
+    def judge(self, name: str, slo: Slo | None) -> None:
+        """Other objectives for one class: its good and counted requests, since start and in the windows, begin at 0."""
+        self._classes[name] = slo
+        self.by_class[name].unjudge()
+        for window in self.windows.values():
+            window.unjudge(name)
 
     def advance(self, now: float) -> None:
         """Time passed: expire slots."""
@@ -176,6 +213,7 @@ class GoodputCore:
         slot = int(now // SLOT_S)
         if slot != self._slot:
             self._slot = slot
+            self.paces.expire(slot)
             for window in self.windows.values():
                 window.expire(slot)
 
@@ -194,8 +232,7 @@ class GoodputCore:
         self.advance(now)
         window = self.windows[span]
         counts = window.everything()
-        uptime_s = now - (self._started_s if self._started_s is not None else now)
-        over_s = min(float(span), max(1.0, uptime_s))
+        over_s = self.span_s(span, now)
         good, booked_s = counts.good, self._spent_s if self._spent_s is not None else now
         since_s = max(0.0, now - max(booked_s, window.starts_s(self._slot)))
         gpu_s = window.gpu_s + since_s * self._rates[0]
@@ -206,6 +243,10 @@ class GoodputCore:
             per_dollar=good / dollars if dollars > 0 else None,
             cost_per_good=dollars / good if good else None,
         )  # fmt: skip
+
+    def span_s(self, span: int, now: float) -> float:
+        """What rates of a window divide by: the time since start where that is shorter, at least a second."""
+        return min(float(span), max(1.0, now - (self._started_s if self._started_s is not None else now)))
 
     def attainment(self, name: str | None = None) -> float | None:
         """Share of good requests since start, of one class or all with objectives; None before any counts."""
@@ -244,7 +285,7 @@ def _place(value: float | None) -> Place | None:
     return (bucket_index(value), value) if value > 0.0 else (None, 0.0)
 
 
-def is_good(record: RequestRecord, slo: Slo | None) -> bool | None:
+def is_good(record: RequestRecord | Ended, slo: Slo | None) -> bool | None:
     """Whether it finished normally within every objective; None for a class without any."""
     if slo is None:
         return None

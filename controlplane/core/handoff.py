@@ -9,7 +9,6 @@ from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
 from controlplane.core.endings import find
-from controlplane.core.fetching import Fetch
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.migration import Migrations
@@ -20,7 +19,6 @@ from transfer.terms import InstanceId
 from transfer.wire.messages import (
     Abort,
     KvReceived,
-    KvSource,
     Prefill,
     PrefillDone,
     PrefillFailed,
@@ -109,14 +107,13 @@ class Handoff:
     def prefill_done(self, sender: InstanceId, message: PrefillDone) -> None:
         desk = self._desk
         leg = self._leg(sender, message.request_id, message.generation, LegKind.PREFILL)
+        leg = leg or self._leg(sender, message.request_id, message.generation, LegKind.DECODE)
         if leg is None:
             return
         aborted, started = leg.closing, leg.started
-        desk.ledger.close(leg)
-        desk.stirred = True
-        desk.count("transfer_bytes", max(0, message.transfer_bytes))
+        if leg.kind is LegKind.PREFILL:
+            self._handed_off(leg, message)
         desk.count("fetched_tokens", max(0, message.fetched_tokens))
-        desk.count("computed_tokens", max(0, message.computed_tokens))
         request = find(desk, message.request_id, message.generation)
         if request is None or aborted or request.state not in (RequestState.PREFILLING, RequestState.DECODING):
             return
@@ -124,7 +121,7 @@ class Handoff:
         if request.cached_tokens is None:
             found = message.cached_tokens + message.fetched_tokens
             request.cached_tokens = min(found, request.num_prompt - 1)  # of a resumed one it may be output, too
-        if request.first_token_s is None or request.num_resumes == 0:
+        if leg.kind is LegKind.PREFILL and (request.first_token_s is None or request.num_resumes == 0):
             self._clock_prefill(request, message, started)
 
     def prefill_failed(self, sender: InstanceId, message: PrefillFailed) -> None:
@@ -179,17 +176,9 @@ class Handoff:
             Prefill(
                 request_id=request.request_id, generation=request.generation, tokens=request.tokens,
                 target=leg.instance.peer(), have_tokens=have_tokens, lease_s=self._dispatch.lease_s(request),
-                source=self._source(chosen.fetch),
-                salt=request.spec.salt, priority=request.spec.priority,
+                source=self._dispatch.source(chosen.fetch), salt=request.spec.salt, priority=request.spec.priority,
             ),
         )  # fmt: skip
-
-    def _source(self, fetch: Fetch | None) -> KvSource | None:
-        """Where KV is fetched from, unless that pool has gone since it was chosen: then all is computed."""
-        if fetch is None:
-            return None
-        pool = self._desk.fleet.live(fetch.pool.id, fetch.pool.epoch)
-        return KvSource(peer=pool.peer(), num_blocks=fetch.blocks) if pool is not None and pool.ready else None
 
     def _failed(self, sender: InstanceId, request_id: str, generation: int, kind: LegKind, reason: str) -> None:
         """A leg ended without a result; its blocks are free."""
@@ -198,6 +187,7 @@ class Handoff:
         if leg is None:
             return
         aborted = leg.closing
+        desk.count("prefills_failed" if kind is LegKind.PREFILL else "decodes_failed")
         if is_engine_failure(reason):
             blame(desk, sender, [leg])
         desk.ledger.close(leg)
@@ -214,6 +204,17 @@ class Handoff:
                 if name is not None:
                     request.avoid[name] = request.avoid.get(name, 0) + 1
             self._recovery.replace(request, reason)
+
+    def _handed_off(self, leg: Leg, message: PrefillDone) -> None:
+        """A prefill instance is rid of it."""
+        desk = self._desk
+        desk.ledger.close(leg)
+        desk.stirred = True
+        target = desk.ledger.find(message.request_id, message.generation, LegKind.DECODE)
+        if target is not None and message.transfer_bytes > 0:
+            desk.watch.handed_off(leg.instance, target.instance, message, desk.now)
+        desk.count("transfer_bytes", max(0, message.transfer_bytes))
+        desk.count("computed_tokens", max(0, message.computed_tokens))
 
     def _computed(self, request: Request) -> None:
         """The prompt needs no more compute: its prefill charge ends here, not with the request."""

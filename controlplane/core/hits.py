@@ -15,16 +15,17 @@ says, and each miss from then on counts as twice the delay of the one before."""
 
 
 def local_done(desk: Desk, request: Request, cached_tokens: int) -> None:
-    """A request ended that no prefill instance has made KV for: what it found, it found where it ran."""
+    """A request ended of whose prompt nobody reported: what it found, it found where it ran."""
     if request.chosen is not None and request.cached_tokens is None:
         desk.count("looked_up_tokens", request.num_prompt)
         desk.count("hit_device_tokens", cached_tokens)
 
 
-def prefill_done(desk: Desk, request: Request, prefill: Instance, message: PrefillDone) -> None:
-    """Learn from one placement's KV; count it if it is the request's first. To be called before that is noted."""
+def prefill_done(desk: Desk, request: Request, one: Instance, message: PrefillDone) -> None:
+    """Learn from one placement's KV, made on instance `one`; count it if it is the request's first. To be called before
+    that is noted."""
     chosen = request.chosen
-    if chosen is None or chosen.prefill is None:
+    if chosen is None:
         return
     fetch, fetched, ssd_tokens = chosen.fetch, max(0, message.fetched_tokens), 0
     if fetch is not None:
@@ -38,16 +39,16 @@ def prefill_done(desk: Desk, request: Request, prefill: Instance, message: Prefi
     desk.count("hit_device_tokens", max(0, message.cached_tokens))
     desk.count("hit_ssd_tokens", ssd_tokens)
     desk.count("hit_dram_tokens", fetched - ssd_tokens)
-    if fetched and message.fetch_exposed_s < saved_s(prefill, message):
+    if fetched and message.fetch_exposed_s < saved_s(one, message):
         desk.count("useful_tokens", fetched)
 
 
-def saved_s(prefill: Instance, message: PrefillDone) -> float:
+def saved_s(one: Instance, message: PrefillDone) -> float:
     """Predicted seconds that computing the fetched tokens, too, would have added."""
-    profile, cached, fetched = prefill.profile, max(0, message.cached_tokens), max(0, message.fetched_tokens)
+    profile, cached, fetched = one.profile, max(0, message.cached_tokens), max(0, message.fetched_tokens)
     computed = max(0, message.computed_tokens)
     whole_s = profile.prefill_s(computed + fetched, cached)
-    return (whole_s - profile.prefill_s(computed, cached + fetched)) * prefill.speed
+    return (whole_s - profile.prefill_s(computed, cached + fetched)) * one.speed
 
 
 def kv_view(desk: Desk) -> KvView:
@@ -79,6 +80,7 @@ def _learn(desk: Desk, fetch: Fetch, message: PrefillDone, ssd_tokens: int) -> N
     else:
         whole_s = path.seconds(fetch.new_blocks - fetch.ssd_blocks, fetch.ssd_blocks)
         pool.missed += 1
+        desk.count("fetches_missed")
         doubled = 2.0 ** min(pool.missed - MISSES_FORGIVEN, MISSES_FORGIVEN * 2)
         ratio = max(pool.fetch_scale, message.fetch_s / whole_s, doubled)
     pool.fetch_scale = rescaled(pool.fetch_scale, ratio)

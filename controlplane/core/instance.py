@@ -20,6 +20,8 @@ class InstanceState(StrEnum):
     JOINING = "joining"
     """Known, not yet ready for work."""
     READY = "ready"
+    CORDONED = "cordoned"
+    """Set aside by an operator: gets no new work; what it has goes on."""
     DRAINING = "draining"
     """Gets no new work; what it has finishes or migrates."""
     SWITCHING = "switching"
@@ -31,7 +33,14 @@ INSTANCE_MOVES: dict[InstanceState, dict[str, InstanceState]] = {
     InstanceState.JOINING: {"heard_ready": InstanceState.READY, "lose": InstanceState.LOST},
     InstanceState.READY: {
         "heard_unready": InstanceState.JOINING,
+        "cordon": InstanceState.CORDONED,
         "drain": InstanceState.DRAINING,
+        "lose": InstanceState.LOST,
+    },
+    InstanceState.CORDONED: {
+        "resume": InstanceState.READY,
+        "drain": InstanceState.DRAINING,
+        "heard_unready": InstanceState.JOINING,
         "lose": InstanceState.LOST,
     },
     InstanceState.DRAINING: {
@@ -67,10 +76,10 @@ class Instance:
     """Mutable; owned by Fleet. Charges are exact: every one is taken back once, and a negative sum raises."""
 
     __slots__ = (
-        "blocks", "busy_until_s", "charged", "context_tokens", "epoch", "fetch_scale", "free_blocks", "full", "hello",
-        "hint_s", "id", "joined_s", "last_seen_s", "latency", "load", "machine", "missed", "node_state", "paces",
-        "pending_blocks", "picked", "prefill_tokens", "prefill_us", "rate_tokens_per_s", "reported_s", "role", "rows",
-        "since_report", "speed", "taste", "token_hint_s", "tpot_us",
+        "blocks", "busy_until_s", "charged", "context_tokens", "epoch", "fetch_scale", "free_blocks", "full", "held",
+        "hello", "hint_s", "id", "joined_s", "last_seen_s", "latency", "load", "machine", "missed", "node_state",
+        "paces", "pending_blocks", "picked", "prefill_tokens", "prefill_us", "rate_tokens_per_s", "reported_s", "role",
+        "rows", "since_report", "speed", "taste", "token_hint_s", "tpot_us",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, now: float) -> None:
@@ -87,7 +96,7 @@ class Instance:
         """Fetches in a row that brought nothing of what a pool says it has."""
         self.free_blocks = hello.num_blocks
         self.pending_blocks = 0
-        self.full = False
+        self.full = self.held = False
         self.prefill_tokens = self.prefill_us = self.rows = self.context_tokens = self.blocks = self.tpot_us = 0
         self.paces: dict[int, int] = {}
         """Rows by pace objective in microseconds, those without one left out."""
@@ -115,6 +124,12 @@ class Instance:
         return self.free_blocks - self.pending_blocks
 
     @property
+    def kv_use(self) -> float:
+        """Share of its blocks that is in use, by its last word."""
+        load = self.load
+        return (load.num_blocks - load.free_blocks) / load.num_blocks if load.num_blocks > 0 else 0.0
+
+    @property
     def num_gpus(self) -> int:
         return 0 if self.role is Role.KV_POOL else self.hello.hardware.num_gpus
 
@@ -135,14 +150,22 @@ class Instance:
 
     def heard(self, beat: Heartbeat, now: float) -> None:
         """Take the instance's own account. It corrects estimates; it never changes what was charged."""
-        self.fetch_scale **= 0.5 ** (max(0.0, now - self.last_seen_s) / FETCH_FADE_S)
+        if self.fetch_scale != 1.0:
+            self.fetch_scale **= 0.5 ** (max(0.0, now - self.last_seen_s) / FETCH_FADE_S)
+        load = beat.load
         self.last_seen_s = self.reported_s = now
-        self.node_state, self.load = beat.state, beat.load
-        self.told_free(beat.load.free_blocks)
+        self.node_state, self.load = beat.state, load
+        self.told_free(load.free_blocks)
         self.since_report = [self.since_report[1], 0]
-        speed = beat.load.speed if beat.load.speed > 0 else 1.0
-        self.speed = min(100.0, max(0.01, speed))
+        speed = min(100.0, max(0.01, load.speed if load.speed > 0 else 1.0))
         self.hint_s = self.token_hint_s = None
+        if speed != self.speed:
+            self.speed = speed
+            self._measure_rate()
+
+    def take_role(self, role: Role) -> None:
+        """Its speed was measured in the other phase."""
+        self.role, self.speed = role, 1.0
         self._measure_rate()
 
     def told_free(self, free_blocks: int, full: bool = False) -> None:

@@ -55,18 +55,17 @@ class Kind:
 def bins_of(shapes: Sequence[Arrival], slos: Mapping[str, Slo | None]) -> list[Bin]:
     """The shapes sorted by class and tokens to compute, put together to about MAX_BINS means."""
     found = []
-    for name in sorted({one.traffic_class for one in shapes}):
-        own = sorted(
-            (one for one in shapes if one.traffic_class == name),
-            key=lambda one: (one.prompt_tokens - one.cached_tokens, one.prompt_tokens, one.output_tokens or 0),
-        )
-        size = max(1, math.ceil(len(shapes) / MAX_BINS))
+    size = max(1, math.ceil(len(shapes) / MAX_BINS))
+    sizes: dict[str, list[tuple[int, int, int]]] = {}
+    for one in shapes:
+        new = max(0, one.prompt_tokens - one.cached_tokens)
+        sizes.setdefault(one.traffic_class, []).append((new, one.prompt_tokens, one.output_tokens or 1))
+    for name, own in sorted(sizes.items()):
+        own.sort()
         for first in range(0, len(own), size):
             part = own[first : first + size]
-            prompt = sum(one.prompt_tokens for one in part) / len(part)
-            cached = sum(min(one.cached_tokens, one.prompt_tokens) for one in part) / len(part)
-            output = sum(one.output_tokens or 1 for one in part) / len(part)
-            found.append(Bin(len(part) / len(shapes), slos.get(name), round(prompt), round(cached), output))
+            new, prompt, output = (sum(column) / len(part) for column in zip(*part, strict=True))
+            found.append(Bin(len(part) / len(shapes), slos.get(name), round(prompt), round(prompt - new), output))
     return found
 
 

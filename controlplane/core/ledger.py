@@ -31,13 +31,15 @@ class Leg:
 
     __slots__ = (
         "abort_s", "answered", "asked_blocks", "charge", "closed", "closing_s", "generation", "held_blocks",
-        "instance", "kind", "missing_s", "opened_s", "pending_blocks", "reason", "request_id", "sent", "started",
+        "instance", "key", "kind", "missing_s", "name", "opened_s", "pending_blocks", "reason", "request_id", "sent",
+        "started",
     )  # fmt: skip
 
     def __init__(
         self, request_id: RequestId, generation: int, kind: LegKind, instance: Instance, charge: Charge, now: float
     ) -> None:
         self.request_id, self.generation, self.kind, self.instance = request_id, generation, kind, instance
+        self.name, self.key = (request_id, generation), (request_id, generation, kind)
         self.charge, self.opened_s = charge, now
         self.sent = self.answered = self.started = self.closed = False
         self.pending_blocks = self.asked_blocks = self.held_blocks = 0
@@ -45,10 +47,6 @@ class Leg:
         self.abort_s = now
         self.missing_s: float | None = None
         self.reason = ""
-
-    @property
-    def key(self) -> LegKey:
-        return (self.request_id, self.generation, self.kind)
 
     @property
     def closing(self) -> bool:
@@ -191,21 +189,29 @@ class Ledger:
     def hear(self, instance: Instance, beat: Heartbeat, now: float) -> list[Order]:
         """Compare a heartbeat's holdings with the legs."""
         self._leaked[instance.id] = beat.load.leaked_blocks
-        held = {(one.request_id, one.generation): one.num_blocks for one in beat.holdings}
+        held = {(one.request_id, one.generation): one for one in beat.holdings}
+        strays = dict(held)
         for leg in self.legs_at(instance.id):
-            here = (leg.request_id, leg.generation) in held
-            leg.held_blocks = held.get((leg.request_id, leg.generation), 0)
-            if here or not (leg.sent if leg.kind is LegKind.PREFILL else leg.answered):
+            one = held.get(leg.name)
+            if one is not None:
+                strays.pop(leg.name, None)
+                leg.held_blocks, leg.missing_s = one.num_blocks, None
+                continue
+            leg.held_blocks = 0
+            if not (leg.sent if leg.kind is LegKind.PREFILL else leg.answered):
                 leg.missing_s = None
             elif leg.missing_s is None:
                 leg.missing_s = now
-            if leg.closing_s is not None and not here and now - leg.closing_s > self._lease_s:
+            if leg.closing_s is not None and now - leg.closing_s > self._lease_s:
                 self.close(leg)
-        return self._hear_strays(instance, beat.holdings, now, self._heartbeat_s)
+        return self._hear_strays(instance, strays.values(), now, self._heartbeat_s)
 
     def hear_hello(self, instance: Instance, holdings: tuple[Holding, ...], now: float) -> list[Order]:
         """What a (re)joining instance still holds and the ledger does not know is aborted at once."""
-        return self._hear_strays(instance, holdings, now, 0.0)
+        legs = self._by_instance.get(instance.id, {})
+        strays = [one for one in holdings
+                  if not any((one.request_id, one.generation, kind) in legs for kind in LegKind)]  # fmt: skip
+        return self._hear_strays(instance, strays, now, 0.0)
 
     def retry(self, now: float) -> list[Order]:
         """Aborts to send again."""
@@ -233,16 +239,14 @@ class Ledger:
         return strays + stuck + sum(self._leaked.values())
 
     def _hear_strays(
-        self, instance: Instance, holdings: tuple[Holding, ...], now: float, patience_s: float
+        self, instance: Instance, unknown: Iterable[Holding], now: float, patience_s: float
     ) -> list[Order]:
-        legs = self._by_instance.get(instance.id, {})
+        """Everything it holds that has no leg."""
         before = self._strays.pop(instance.id, {})
         strays: dict[tuple[RequestId, int], _Stray] = {}
         orders: list[Order] = []
-        for one in holdings:
+        for one in unknown:
             name = (one.request_id, one.generation)
-            if (*name, LegKind.DECODE) in legs or (*name, LegKind.PREFILL) in legs:
-                continue
             stray = strays[name] = before.get(name) or _Stray(now, one.num_blocks)
             stray.num_blocks = one.num_blocks
             due = stray.since_s + patience_s if stray.abort_s is None else stray.abort_s + self._lease_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controlplane.core.events import Fail, RequestSpec
+from controlplane.core.instance import Instance
 from controlplane.core.machine import Machine, mermaid
 from controlplane.core.placement import Candidate
 from controlplane.core.stages import StageClock
@@ -131,7 +132,8 @@ class Request:
     yields: bool = False
     """It waits for something that others do not want, and is no obstacle to them."""
     again_s: float = 0.0
-    """While it yields, it is not tried again before then."""
+    awaits: Instance | None = None
+    """While it yields, it is not tried again before then, unless the instance that it awaits takes work."""
     waits_for: str = ""
     """What kept it from a place at the last try, for the verdict and the 503."""
     failing: Fail | None = None

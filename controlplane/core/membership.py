@@ -63,7 +63,7 @@ class Membership:
                                   heartbeat_s=config.heartbeat_s, lease_s=config.lease_s))  # fmt: skip
         self._maps.pop(sender, None)
         desk.order(desk.ledger.hear_hello(instance, hello.holdings, desk.now))
-        self._share_pools()
+        self.share_pools()
 
     def heartbeat(self, sender: InstanceId, beat: Heartbeat) -> Instance | None:
         """Take the beat of a live instance. One that was given up and speaks again in the same life rejoins."""
@@ -80,7 +80,7 @@ class Membership:
             desk.note("info", f"{instance.role.value} instance {sender} is heard again")
         if desk.fleet.hear(instance, beat, desk.now):
             desk.note("info", f"{instance.role.value} instance {sender} is {instance.state.value} ({beat.state})")
-            self._share_pools()
+            self.share_pools()
         desk.order(desk.ledger.hear(instance, beat, desk.now))
         desk.stirred = True
         return instance
@@ -97,13 +97,14 @@ class Membership:
             self._lose(instance, "is lost")
 
     def cache_events(self, sender: InstanceId, events: CacheEvents) -> None:
+        self._desk.watch.evicted(sender, len(events.removed))
         if self._desk.directory.apply(sender, events, self._desk.now):
             self._desk.send(sender, CacheSnapshotWanted(epoch=events.epoch))
 
     def new_role(self, instance: Instance) -> None:
         """Its role actor is a new one: tell it what it missed."""
         self._maps.pop(instance.id, None)
-        self._share_pools()
+        self.share_pools()
 
     def _lose(self, instance: Instance, why: str, engine_failed: bool = False) -> None:
         desk, reason = self._desk, lost_reason(instance, why)
@@ -111,13 +112,14 @@ class Membership:
         desk.count("instances_lost")
         desk.fleet.lose(instance, desk.now)
         desk.directory.drop(instance.id)
+        desk.watch.lost(instance.id)
         self._maps.pop(instance.id, None)
         legs = desk.ledger.lose(instance.id)
         if engine_failed:
             blame(desk, instance.id, legs)
         self._recovery.lost_legs(legs, reason)
         self._on_lost(instance, reason)
-        self._share_pools()
+        self.share_pools()
         desk.stirred = True
 
     def _refuse(self, sender: InstanceId, reason: str) -> None:
@@ -127,9 +129,9 @@ class Membership:
     def tick(self) -> None:
         """Pools that are new take a growing share of what is stored."""
         if self._ramps and self._desk.now - self._shared_s >= RAMP_LOOK_S:
-            self._share_pools()
+            self.share_pools()
 
-    def _share_pools(self) -> None:
+    def share_pools(self) -> None:
         """Send every engine the pools it may put to, when they or their weights changed for it."""
         desk, config = self._desk, self._desk.config
         maps = {

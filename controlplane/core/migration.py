@@ -56,6 +56,26 @@ class Migrations:
         self._dispatch.reserve(request, leg, remote=True, need_blocks=wanted.need_blocks)
         return True
 
+    def empty(self, source: Instance) -> None:
+        """Move its running requests elsewhere, a few at a time; call again until it is empty. What cannot move finishes
+        where it is."""
+        desk, config = self._desk, self._desk.config
+        running = [
+            request
+            for leg in desk.ledger.legs_at(source.id)
+            if leg.kind is LegKind.DECODE and not leg.closing
+            if (request := desk.requests.get(leg.request_id)) is not None and request.generation == leg.generation
+        ]
+        moving = sum(request.state is RequestState.MIGRATING for request in running)
+        for request in running:
+            if moving >= config.max_migrations:
+                return
+            if request.state is not RequestState.DECODING or request.num_failed_moves >= config.max_migration_attempts:
+                continue
+            if not self.start(request, source):
+                return
+            moving += 1
+
     def reserved(self, request: Request, have_tokens: int) -> None:
         """The target holds blocks: tell the source to move, and the router to take the target's tokens."""
         desk, move = self._desk, request.move

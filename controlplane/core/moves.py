@@ -23,6 +23,7 @@ LEAST_STEP = 0.005
 """Gain of one more switch in a move."""
 SPARE_USE = 0.9
 """The phase that gives an instance away stays below this, or no worse off than the one that gets it was before."""
+NOTHING_TO_GAIN = "nothing to gain: the objectives are met as far as this traffic allows"
 
 Switch = tuple[Instance, Role]
 
@@ -100,7 +101,7 @@ class Found(NamedTuple):
 def advise(windows: Sequence[Predictor], roles: Mapping[InstanceId, Role], rules: Rules) -> Found:
     """The move that one window makes sure of and no shorter one speaks against; windows from short to long."""
     shorter: list[Predictor] = []
-    text, best = "nothing to gain: the objectives are met as far as this traffic allows", None
+    text, best = NOTHING_TO_GAIN, None
     for window in windows:
         split = window.split(roles)
         before = window.forecast(split)

@@ -31,6 +31,8 @@ class Pins:
 
     def __init__(self) -> None:
         self._pins: dict[str, Pin] = {}
+        self.num_changes = 0
+        """By operators, not by time."""
 
     def put(self, subject: str, who: str, ttl_s: float | None, why: str, now: float) -> bool:
         """False when there are too many."""
@@ -38,12 +40,15 @@ class Pins:
         if subject not in self._pins and len(self._pins) >= MAX_PINS:
             return False
         self._pins[subject] = Pin(subject, who, None if ttl_s is None else now + ttl_s, why)
+        self.num_changes += 1
         return True
 
     def release(self, subject: str, now: float) -> bool:
         """False when it was not pinned."""
         self._expire(now)
-        return self._pins.pop(subject, None) is not None
+        known = self._pins.pop(subject, None) is not None
+        self.num_changes += known
+        return known
 
     def get(self, subject: str, now: float) -> Pin | None:
         self._expire(now)

@@ -29,11 +29,12 @@ class Block(StrEnum):
 
 
 class Blocked(NamedTuple):
-    """again_s: before then it need not be asked again."""
+    """again_s: before then it need not be asked again, unless the instance that it awaits takes work."""
 
     block: Block
     sentence: str
     again_s: float = 0.0
+    awaits: Instance | None = None
 
 
 @dataclass(slots=True)
@@ -100,9 +101,11 @@ class Candidate:
 
     @property
     def way(self) -> KvWay:
+        """A fetch is "both" where at least a block is left to compute."""
         if self.fetch is None:
             return "compute"
-        return "both" if self.compute_tokens * self.fetch.blocks >= self.cached_tokens else "fetch"
+        left = self.compute_tokens - (not self.remote)  # the last token is always computed
+        return "both" if left * self.fetch.blocks >= self.cached_tokens else "fetch"
 
     @property
     def order(self) -> tuple[int, str, int, str]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from controlplane.core.desk import Desk
 from controlplane.core.instance import Instance, InstanceState
-from controlplane.core.ledger import LegKind
-from controlplane.core.lifecycle import RequestState
 from controlplane.core.membership import Membership
 from controlplane.core.migration import Migrations
 from controlplane.core.steps import StepRun, StepState
@@ -122,21 +120,7 @@ class StepRunner:
             )
             return
         step.detail = f"{len(legs)} requests left"
-        running = [
-            request
-            for leg in legs
-            if leg.kind is LegKind.DECODE and not leg.closing
-            if (request := desk.requests.get(leg.request_id)) is not None and request.generation == leg.generation
-        ]
-        moving = sum(request.state is RequestState.MIGRATING for request in running)
-        for request in running:
-            if moving >= config.max_migrations:
-                return
-            if request.state is not RequestState.DECODING or request.num_failed_moves >= config.max_migration_attempts:
-                continue
-            if not self._migrations.start(request, instance):
-                return
-            moving += 1
+        self._migrations.empty(instance)
 
     def _order(self, plan_id: str, step: StepRun, instance: Instance) -> None:
         step.num_orders += 1

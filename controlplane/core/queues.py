@@ -11,14 +11,23 @@ MAX_ROWS = 4096
 _SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, MAX_ROWS)
 
 
-class Queue(NamedTuple):
+class Queue:
     """use: load over capacity; above 1 it is overloaded. scatter: (variability of arrivals + of service) / 2, which is
     1 for Poisson arrivals and exponential service."""
 
-    use: float
-    servers: float
-    service_s: float
-    scatter: float = 1.0
+    __slots__ = ("_empties", "_power", "_starts", "scatter", "servers", "service_s", "use")
+
+    def __init__(self, use: float, servers: float, service_s: float, scatter: float = 1.0) -> None:
+        self.use, self.servers, self.service_s, self.scatter = use, servers, service_s, scatter
+        self._empties = self._starts = self._power = 0.0
+        if use > 0 and service_s > 0 and servers > 0:
+            self._empties = servers / (max(1e-12, scatter) * service_s)
+            self._power = math.sqrt(2 * (servers + 1)) - 1
+            self._starts = self._power * math.log(use) if use < math.inf else math.inf
+
+    def scaled(self, factor: float) -> Queue:
+        """The same under so much of the load."""
+        return Queue(self.use * factor, self.servers, self.service_s, self.scatter)
 
     def loss(self, patience_s: float) -> float:
         """Share of arrivals that do not get a server within patience_s, when those are turned away at once and take
@@ -28,12 +37,10 @@ class Queue(NamedTuple):
             return 1.0
         if self.use <= 0 or self.service_s <= 0:
             return 0.0
-        wait_s = max(1e-12, self.scatter) * self.service_s / self.servers
-        power = math.sqrt(2 * (self.servers + 1)) - 1
         left = 1.0 - self.use
         if abs(left) < 1e-6:
-            return 1.0 / (1.0 + power + patience_s / wait_s)
-        exponent = -left * patience_s / wait_s + power * math.log(self.use)
+            return 1.0 / (1.0 + self._power + patience_s * self._empties)
+        exponent = self._starts - left * patience_s * self._empties
         if exponent > MAX_EXPONENT:
             return max(0.0, -left / self.use)
         waits = math.exp(max(-MAX_EXPONENT, exponent))
@@ -73,15 +80,17 @@ class Steps:
 
 
 class Server(NamedTuple):
-    """`num` decode instances of one kind. stretch: what prefill on the same instances makes of a step."""
+    """`num` decode instances of one kind. stretch: of every step. slowed: what prefill on the same instances leaves of
+    the tokens, where it is a matter of chance how much it adds to the pace of one request (`keeps_pace`)."""
 
     num: int
     steps: Steps
     stretch: float = 1.0
+    slowed: float = 1.0
 
     def tokens_per_s(self, rows: float) -> float:
         """Of all of them, with `rows` each."""
-        return self.num * rows / (self.steps.at(rows) * self.stretch)
+        return self.num * rows / (self.steps.at(rows) * self.stretch * self.slowed)
 
 
 class Pace(NamedTuple):
@@ -91,6 +100,13 @@ class Pace(NamedTuple):
     step_s: float
     rows: float
     use: float
+
+
+def keeps_pace(tpot_s: float, mean_s: float, bumps: float, output_tokens: float) -> float:
+    """Chance that a request keeps within tpot_s where prompts come between its steps, which take mean_s on average.
+    bumps: variance of the seconds that they add, per second (compound Poisson); the longer an output, the more even."""
+    spread_s = math.sqrt(bumps * mean_s / max(1.0, output_tokens))
+    return 0.5 * math.erfc((mean_s - tpot_s) / (math.sqrt(2) * spread_s)) if spread_s > 0 else float(mean_s <= tpot_s)
 
 
 def capacity(servers: Sequence[Server], tpot_s: float) -> tuple[float, float]:

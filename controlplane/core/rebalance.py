@@ -129,7 +129,7 @@ def _check_models(engines: list[Instance], roles: dict[InstanceId, Role]) -> Non
     """Each model by itself must stay servable."""
     by_model: dict[str, list[Role]] = {}
     for one in engines:
-        if one.hello.model is not None:
+        if one.hello.model is not None and not one.held:
             by_model.setdefault(one.hello.model.name, []).append(roles[one.id])
     for model, kept in by_model.items():
         if Role.MIXED not in kept and Role.DECODE not in kept:

@@ -17,12 +17,16 @@ from controlplane.core.config import CoreConfig
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
+    AutopilotRestored,
     AutopilotWanted,
+    ClassesRestored,
+    ClassesWanted,
     Effect,
     Ended,
     Event,
     FirstToken,
     FromNode,
+    HoldWanted,
     NodeLost,
     PlanWanted,
     Resume,
@@ -38,7 +42,8 @@ _LENGTH = struct.Struct("<I")
 
 AnyEvent = (
     FromNode | NodeLost | Arrived | Resume | FirstToken | Ended | PlanWanted | ApplyWanted | Tick | AutopilotWanted
-)
+    | HoldWanted | AutopilotRestored | ClassesWanted | ClassesRestored
+)  # fmt: skip
 
 
 class Header(Struct, frozen=True):

@@ -135,19 +135,20 @@ class Recovery:
         self._sweep_unserved()
         open_prefills = {}
         for request in list(desk.requests.values()):
-            age_s = desk.now - request.since_s
-            if request.state is RequestState.RESERVING:
-                self._check_reserving(request, age_s)
-            elif request.state in (RequestState.PREFILLING, RequestState.DECODING):
+            age_s, state = desk.now - request.since_s, request.state
+            if state is RequestState.DECODING or state is RequestState.PREFILLING:
                 self._check_running(request, age_s)
-            elif request.state is RequestState.RESUMING and age_s > self._config.lease_s:
+            elif state is RequestState.RESERVING:
+                self._check_reserving(request, age_s)
+            elif state is RequestState.RESUMING and age_s > self._config.lease_s:
                 desk.emit(NeedTokens(request_id=request.request_id))
                 request.since_s = desk.now
-            elif request.state is RequestState.FAILING and age_s > self._config.lease_s:
+            elif state is RequestState.FAILING and age_s > self._config.lease_s:
                 self._endings.unconfirmed(request)
-            name = (request.request_id, request.generation)
-            if name in self._prefills and request.state is RequestState.PREFILLING:
-                open_prefills[name] = self._prefills[name]
+            if request.state is RequestState.PREFILLING:
+                name = (request.request_id, request.generation)
+                if name in self._prefills:
+                    open_prefills[name] = self._prefills[name]
         self._prefills = open_prefills
         self._sweep_stale_legs()
 
@@ -231,9 +232,8 @@ class Recovery:
     def _sweep_stale_legs(self) -> None:
         """Legs that their request has left behind: a prefill whose KV has long arrived, a source after its move."""
         desk = self._desk
-        for leg in list(desk.ledger.everything()):
-            if leg.closing or desk.now - leg.opened_s <= self._config.lease_s:
-                continue
+        old_s = desk.now - self._config.lease_s
+        for leg in [one for one in desk.ledger.everything() if one.opened_s < old_s and not one.closing]:
             request = desk.requests.get(leg.request_id)
             if request is None:
                 desk.order(desk.ledger.abort(leg, "the request has ended", desk.now))

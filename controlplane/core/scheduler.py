@@ -10,6 +10,7 @@ from typing import Any
 
 from controlplane.core.autopilot import Autopilot
 from controlplane.core.balance import Balance
+from controlplane.core.classes import Classes
 from controlplane.core.config import CoreConfig, check_config
 from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
@@ -17,18 +18,23 @@ from controlplane.core.endings import Endings
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
+    AutopilotRestored,
     AutopilotWanted,
+    ClassesRestored,
+    ClassesWanted,
     Effect,
     Ended,
     Event,
     FirstToken,
     FromNode,
+    HoldWanted,
     NodeLost,
     PlanWanted,
     Resume,
     Tick,
 )
 from controlplane.core.handoff import Handoff
+from controlplane.core.holds import Holds
 from controlplane.core.instance import Instance
 from controlplane.core.ledger import Ledger
 from controlplane.core.lifecycle import Request
@@ -38,11 +44,14 @@ from controlplane.core.pins import Pins
 from controlplane.core.planrun import StepRunner
 from controlplane.core.plans import Plans
 from controlplane.core.policies.registry import POLICIES
+from controlplane.core.readings import Readings
 from controlplane.core.recovery import Recovery
 from controlplane.core.replication import SKETCH_WIDTH, Replication
 from controlplane.core.score import Scores
-from controlplane.core.view import core_metrics, fleet_state
+from controlplane.core.view import core_metrics, fleet_state, kv_detail
 from transfer.api import AutopilotView, FleetState, Plan
+from transfer.classes import ClassesView
+from transfer.screens import KvDetail
 from transfer.sketch import CountMin
 from transfer.terms import InstanceId, RequestId
 from transfer.wire.messages import (
@@ -88,13 +97,18 @@ class SchedulerCore:
         pins = Pins()
         self._plans = Plans(desk, StepRunner(desk, self._migrations, self._membership), pins, Scores())
         self._autopilot = Autopilot(desk, self._plans, pins)
+        self._holds = Holds(desk, self._migrations, self._membership, self._plans)
+        self._classes = Classes(desk, self._autopilot.unjudge)
+        self._readings = Readings(desk)
         self._spent_s, self._spent_version = 0.0, -1
         handoff, membership = self._handoff, self._membership
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             FromNode: self._from_node, NodeLost: self._node_lost, Arrived: self._arrived,
             Resume: self._recovery.resume, FirstToken: self._first_token, Ended: self._endings.ended,
             PlanWanted: self._plans.wanted, ApplyWanted: self._plans.apply, Tick: self._tick,
-            AutopilotWanted: self._autopilot.wanted,
+            AutopilotWanted: self._autopilot.wanted, AutopilotRestored: self._autopilot.restored,
+            HoldWanted: self._holds.wanted, ClassesWanted: self._classes.wanted,
+            ClassesRestored: self._classes.restored,
         }  # fmt: skip
         self._node_handlers: dict[type, Callable[[InstanceId, Any], object]] = {
             Hello: membership.hello, Heartbeat: self._heartbeat, Goodbye: membership.goodbye,
@@ -112,7 +126,8 @@ class SchedulerCore:
         self._handlers[type(event)](event)
         if self._plans.applying is not None:
             self._plans.advance()
-        self._dispatch.pump()
+        if desk.stirred:
+            self._dispatch.pump()
         if desk.fleet.version != self._spent_version:
             self._spend()
         return desk.take()
@@ -127,9 +142,21 @@ class SchedulerCore:
         """What the core alone knows, by name on /metrics without prefix; counters end in _total."""
         return core_metrics(self._desk, self._autopilot)
 
+    def readings(self, now: float) -> dict[str, float]:
+        """This second's value of every series; to be asked for once a second."""
+        return self._readings.take(now)
+
+    def kv(self, now: float) -> KvDetail:
+        """Links, hot prefixes, caches and failures."""
+        return kv_detail(self._desk, now)
+
     def autopilot(self, now: float) -> AutopilotView:
         """Mode, last looks, pins and score."""
         return self._autopilot.view(now)
+
+    def classes(self) -> ClassesView:
+        """Objectives and prices."""
+        return self._classes.view()
 
     def plan(self, plan_id: str) -> Plan | None:
         return self._plans.plan(plan_id)
@@ -149,7 +176,10 @@ class SchedulerCore:
         carried out, an abort is not confirmed, or the policy migrates."""
         if POLICIES[self.config.policy].moves is not None:
             return bool(self._desk.requests)
-        return bool(len(self._desk.line) or self._plans.applying is not None or self._desk.ledger.num_closing)
+        return bool(
+            self._desk.line.models() or self._plans.applying is not None or self._desk.ledger.num_closing
+            or self._holds.draining
+        )  # fmt: skip
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -204,6 +234,7 @@ class SchedulerCore:
     def _heartbeat(self, sender: InstanceId, beat: Heartbeat) -> None:
         instance = self._membership.heartbeat(sender, beat)
         if instance is not None:
+            self._holds.heard(instance)
             self._plans.beat(instance, beat)
 
     def _role_report(self, sender: InstanceId, report: RoleReport) -> None:
@@ -215,6 +246,7 @@ class SchedulerCore:
         desk = self._desk
         self._recovery.tick()
         self._migrations.tick()
+        self._holds.tick()
         self._balance.tick()
         self._replication.tick()
         self._membership.tick()

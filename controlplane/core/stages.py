@@ -20,10 +20,13 @@ class StageClock:
 
     def enter(self, stage: str | None, now: float) -> None:
         """Leave the present stage at `now`; None stops the clock for good."""
-        if self.stage is None:
+        before = self.stage
+        if before is None:
             return
-        self._seconds[self.stage] += max(0.0, now - self._since)
-        self.stage, self._since = stage, max(now, self._since)
+        if now > self._since:
+            self._seconds[before] += now - self._since
+            self._since = now
+        self.stage = stage
 
     def move(self, source: str, target: str, seconds: float, now: float) -> None:
         """Count up to `seconds` of `source` as `target`: learned later from the node that did the work."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from transfer.terms import InstanceId, RequestId, Slo
 
@@ -40,12 +41,11 @@ MIN_ALIKE = 8
 """Requests of a class with about as long a prompt, before they are looked at apart."""
 
 _Sort = tuple[str, str, int]
-Pace = Callable[[InstanceId], float]
-"""Seconds a token takes on an instance now."""
+Pace = Mapping[InstanceId, float]
+"""Seconds a token takes on an instance now; 0 or absent: nobody knows."""
 
 
-@dataclass(slots=True, frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """What one request asks of the fleet. output_tokens: what came out, or what is expected to."""
 
     at_s: float
@@ -95,10 +95,15 @@ class Traffic:
         self._keep_s = max(window_s, MAX_SLOTS * SLOT_S)
         """As far as anything here looks back."""
         self._seen: dict[str, list[_Seen]] = {}
+        self._times: dict[str, list[float]] = {}
+        """When those arrived."""
         self._open: dict[RequestId, _Seen] = {}
         self._outputs: dict[_Sort, deque[int]] = {}
         """The lengths of the last that finished."""
         self._begun: dict[_Sort, deque[_Seen]] = {}
+        self._known: dict[_Sort, _Lengths] = {}
+        self._known_s = -math.inf
+        """What was found out about lengths at this time, by one look, for all its windows."""
 
     # --- what happens -----------------------------------------------------------------------------------------
 
@@ -107,13 +112,17 @@ class Traffic:
     ) -> None:
         """A request reached the gateway. limit: output tokens it may have at most."""
         seen = self._open[request_id] = _Seen(at_s, traffic_class, max(1, prompt_tokens), max(1, limit))
-        kept = self._seen.setdefault(model, [])
+        kept, times = self._seen.setdefault(model, []), self._times.setdefault(model, [])
         kept.append(seen)
+        times.append(at_s)
+        old = 0
         if len(kept) >= 2 * MAX_ARRIVALS:
-            del kept[:MAX_ARRIVALS]
-        elif at_s - kept[0].at_s > CUT_AT * self._keep_s:
+            old = MAX_ARRIVALS
+        elif at_s - times[0] > CUT_AT * self._keep_s:
             # One that is older stays: it tells that the windows were watched from their beginning.
-            del kept[: bisect_left(kept, at_s - self._keep_s, key=_at) - 1]
+            old = bisect_left(times, at_s - self._keep_s) - 1
+        if old:
+            del kept[:old], times[:old]
 
     def began(
         self, request_id: RequestId, model: str, now: float, decode: InstanceId, cached_tokens: int | None
@@ -143,6 +152,13 @@ class Traffic:
             for sort in _sorts(model, seen):
                 self._outputs.setdefault(sort, deque(maxlen=MAX_OUTPUTS)).append(seen.output_tokens)
 
+    def unjudge(self, traffic_class: str) -> None:
+        """Its objectives changed: whether those that have ended were good does not count any more."""
+        for kept in self._seen.values():
+            for seen in kept:
+                if seen.traffic_class == traffic_class:
+                    seen.good = None
+
     # --- what it was ------------------------------------------------------------------------------------------
 
     def load(self, now: float, model: str, window_s: float | None = None, pace: Pace | None = None) -> Load:
@@ -153,29 +169,34 @@ class Traffic:
             return Load(0, span_s, ())
         kept = self._seen[model]
         sample = kept[len(kept) - num :: -(-num // MAX_SAMPLE)]
-        burst = _burst(kept, max(0, len(kept) - MAX_ARRIVALS), now)
+        burst = _burst(self._times[model], max(0, len(kept) - MAX_ARRIVALS), now)
         return Load(num, span_s, self._shapes(sample, model, now, pace), burst)
 
     def count(self, now: float, model: str, window_s: float) -> tuple[int, float]:
         """Arrivals of a window, and the seconds that they span, as `load` says."""
-        kept = self._seen.get(model, [])
-        since = max(0, len(kept) - MAX_ARRIVALS)
-        if since == len(kept):
+        times = self._times.get(model, [])
+        since = max(0, len(times) - MAX_ARRIVALS)
+        if since == len(times):
             return 0, window_s
-        first = max(since, bisect_left(kept, now - window_s, key=_at))
-        return len(kept) - first, min(window_s, max(1.0, now - kept[since].at_s))
+        first = max(since, bisect_left(times, now - window_s))
+        return len(times) - first, min(window_s, max(1.0, now - times[since]))
+
+    def volume(self, now: float, model: str, window_s: float) -> tuple[int, int]:
+        """Arrivals of a window, and the tokens of their prompts."""
+        num, _ = self.count(now, model, window_s)
+        return num, sum(one.prompt_tokens for one in self._seen[model][-num:]) if num else 0
 
     def slots(self, now: float, model: str, slot_s: float, pace: Pace | None = None) -> list[Load]:
         """The last minutes (window_s of this object) cut into pieces, from old to new; the newest ends now. Before the
         first arrival that is kept there is none."""
-        kept = self._seen.get(model, [])
+        kept, times = self._seen.get(model, []), self._times.get(model, [])
         since = max(0, len(kept) - MAX_ARRIVALS)
         if since == len(kept):
             return []
-        span_s = min(self.window_s, now - kept[since].at_s)
+        span_s = min(self.window_s, now - times[since])
         found = []
         for place in range(int(span_s / slot_s), 0, -1):
-            first, last = (bisect_left(kept, now - ago * slot_s, lo=since, key=_at) for ago in (place, place - 1))
+            first, last = (bisect_left(times, now - ago * slot_s, lo=since) for ago in (place, place - 1))
             last = len(kept) if place == 1 else last
             sample = kept[first : last : max(1, -(-(last - first) // SLOT_SAMPLE))]
             found.append(Load(last - first, slot_s, self._shapes(sample, model, now, pace)))
@@ -184,13 +205,13 @@ class Traffic:
     def changing(self, now: float, model: str, window_s: float) -> bool:
         """Whether arrivals, or the tokens of their prompts, in the newest third of the window differ from those before
         by more than chance: then the window is of two loads."""
-        kept = self._seen.get(model, [])
+        kept, times = self._seen.get(model, []), self._times.get(model, [])
         since = max(0, len(kept) - MAX_ARRIVALS)
-        if since == len(kept) or now - kept[since].at_s < window_s:
+        if since == len(kept) or now - times[since] < window_s:
             return False
-        first, middle = (bisect_left(kept, now - part * window_s, lo=since, key=_at) for part in (1.0, 1 / 3))
+        first, middle = (bisect_left(times, now - part * window_s, lo=since) for part in (1.0, 1 / 3))
         older, newer = kept[first:middle], kept[middle:]
-        burst = _burst(kept, since, now)
+        burst = _burst(times, since, now)
         sums = [[sum(one.prompt_tokens**power for one in part) for power in range(3)] for part in (older, newer)]
         for value, square in ((0, 0), (1, 2)):
             spread = math.sqrt(burst * (sums[1][square] + sums[0][square] / 4))
@@ -206,7 +227,7 @@ class Traffic:
         as soon as it is late. So those that are refused at once weigh no more than those that take their time."""
         kept = self._seen.get(model, [])
         good = counted = 0
-        for one in kept[bisect_right(kept, since_s, key=_at) :]:
+        for one in kept[bisect_right(self._times.get(model, []), since_s) :]:
             slo = slos.get(one.traffic_class)
             if slo is None or (one.ended and one.good is None):
                 continue
@@ -216,7 +237,7 @@ class Traffic:
                 continue
             else:
                 found = one.began_s is not None and one.began_s - one.at_s <= slo.ttft_s
-                found = found and (pace is None or pace(one.decode) <= ABOUT * slo.tpot_s)
+                found = found and (pace is None or pace.get(one.decode, 0.0) <= ABOUT * slo.tpot_s)
             good, counted = good + found, counted + 1
         return good, counted
 
@@ -226,16 +247,16 @@ class Traffic:
         known = [one for one in sample if one.cached_tokens is not None]
         prompts = sum(one.prompt_tokens for one in known)
         hit = sum(min(one.cached_tokens or 0, one.prompt_tokens) for one in known) / prompts if prompts else 0.0
-        past: dict[_Sort, _Lengths] = {}
+        if now != self._known_s:
+            self._known_s, self._known = now, {}
         found = []
         for one in sample:
             cached = hit * one.prompt_tokens if one.cached_tokens is None else one.cached_tokens
-            sort, general = _sorts(model, one)
-            sort = sort if len(self._begun.get(sort, ())) >= MIN_ALIKE else general
-            if sort not in past:
-                past[sort] = self._lengths(sort, now, pace)
-            output = _output(one, past[sort], now, pace)
-            expected = past[sort].mean if output is None else output
+            expected: float | None = one.output_tokens
+            if expected is None:
+                past = self._past(_sorts(model, one), now, pace)
+                still = not one.ended and one.began_s is not None
+                expected = past.beyond(_tokens(one, now, pace)) if still else past.mean
             found.append(
                 Arrival(
                     one.at_s, model, one.traffic_class, one.prompt_tokens, min(one.prompt_tokens, round(cached)),
@@ -244,18 +265,23 @@ class Traffic:
             )  # fmt: skip
         return tuple(found)
 
-    def _lengths(self, sort: _Sort, now: float, pace: Pace | None) -> _Lengths:
-        """Of one sort of request. Lately: those that began within LATELY_S, and some at least."""
+    def _past(self, sorts: tuple[_Sort, _Sort], now: float, pace: Pace | None) -> _Lengths:
+        """Of the first sort where there were some, else of the second. Lately: those that began within LATELY_S, and
+        some at least."""
+        sort = sorts[0] if len(self._begun.get(sorts[0], ())) >= MIN_ALIKE else sorts[1]
+        if sort in self._known:
+            return self._known[sort]
         begun = self._begun.get(sort, ())
         lately: list[tuple[float, bool]] = []
         for one in reversed(begun):
             if one.began_s is None or (len(lately) >= MIN_LATELY and now - one.began_s > LATELY_S):
                 break
             if one.output_tokens is not None:
-                lately.append((float(one.output_tokens), True))
+                lately.append((one.output_tokens, False))
             elif not one.ended:
-                lately.append((_tokens(one, now, pace), False))
-        return _Lengths(self._outputs.get(sort, ()), lately)
+                lately.append((_tokens(one, now, pace), True))
+        found = self._known[sort] = _Lengths(self._outputs.get(sort, ()), lately)
+        return found
 
 
 class _Lengths:
@@ -263,23 +289,28 @@ class _Lengths:
     (Kaplan and Meier, 1958), and beyond what those have shown by the ones that finished before."""
 
     def __init__(self, finished: Sequence[int], lately: Sequence[tuple[float, bool]]) -> None:
-        """lately: (tokens so far, whether that was all)."""
+        """lately: (tokens so far, whether it goes on)."""
         self._sorted = sorted(finished)
-        self._tails = [0] * (len(self._sorted) + 1)
-        for index in range(len(self._sorted) - 1, -1, -1):
-            self._tails[index] = self._tails[index + 1] + self._sorted[index]
+        self._heads = list(accumulate(self._sorted, initial=0))
         self._at = [0.0]
         self._alive = [1.0]
-        """Share that gets beyond the length at the same place."""
+        """Share that gets beyond the length at the same place; only where it changes."""
         self._sums = [0.0]
         """Integral of that share up to there."""
-        at_risk = len(lately)
-        for length, over in sorted(lately, key=lambda one: (one[0], not one[1])):
-            self._sums.append(self._sums[-1] + self._alive[-1] * (length - self._at[-1]))
-            self._at.append(length)
-            self._alive.append(self._alive[-1] * (1.0 - 1.0 / at_risk) if over else self._alive[-1])
+        at = total = 0.0
+        alive, at_risk = 1.0, len(lately)
+        for length, goes_on in sorted(lately):
+            if not goes_on:
+                total += alive * (length - at)
+                at = length
+                alive *= 1.0 - 1.0 / at_risk
+                self._at.append(at)
+                self._alive.append(alive)
+                self._sums.append(total)
             at_risk -= 1
-        self._whole = self._sums[-1] + self._alive[-1] * (self._past(self._at[-1]) - self._at[-1])
+        self._shown = max((length for length, _ in lately), default=0.0)
+        """Beyond this length none of the lately begun has got."""
+        self._whole = total + alive * (self._past(self._shown) - at)
 
     @property
     def mean(self) -> float:
@@ -288,7 +319,7 @@ class _Lengths:
     def beyond(self, tokens: float) -> float:
         """Expected length of an output that has this many and goes on."""
         place = bisect_right(self._at, tokens) - 1
-        if place >= len(self._at) - 1 or self._alive[place] <= 0:
+        if tokens >= self._shown or self._alive[place] <= 0:
             return self._past(tokens)
         here = self._sums[place] + self._alive[place] * (tokens - self._at[place])
         return tokens + (self._whole - here) / self._alive[place]
@@ -298,7 +329,7 @@ class _Lengths:
         first = bisect_right(self._sorted, tokens)
         longer = len(self._sorted) - first
         if longer >= MIN_LONGER:
-            return self._tails[first] / longer
+            return (self._heads[-1] - self._heads[first]) / longer
         return 2.0 * tokens if tokens > 0 else float(DEFAULT_OUTPUT)
 
 
@@ -307,31 +338,20 @@ def _sorts(model: str, seen: _Seen) -> tuple[_Sort, _Sort]:
     return (model, seen.traffic_class, seen.prompt_tokens.bit_length() // 2), (model, seen.traffic_class, -1)
 
 
-def _at(seen: _Seen) -> float:
-    return seen.at_s
-
-
-def _output(one: _Seen, past: _Lengths, now: float, pace: Pace | None) -> float | None:
-    """Its output tokens, or those it is expected to have; None while nothing is known of it."""
-    if one.output_tokens is not None:
-        return float(one.output_tokens)
-    return None if one.ended or one.began_s is None else past.beyond(_tokens(one, now, pace))
-
-
 def _tokens(one: _Seen, now: float, pace: Pace | None) -> float:
     """Output tokens that a running request has about now."""
-    step_s = pace(one.decode) if pace is not None else 0.0
+    step_s = pace.get(one.decode, 0.0) if pace is not None else 0.0
     return (now - one.began_s) / step_s if step_s > 0 and one.began_s is not None else 0.0
 
 
-def _burst(kept: list[_Seen], since: int, now: float) -> float:
+def _burst(times: list[float], since: int, now: float) -> float:
     """Index of dispersion of arrivals in slots of SLOT_S: the median over neighbouring slots of what their difference
     is beside that of Poisson arrivals, so that no step in the rate passes for bursts."""
-    first_s = max(kept[since].at_s, now - MAX_SLOTS * SLOT_S)
+    first_s = max(times[since], now - MAX_SLOTS * SLOT_S)
     num_slots = int((now - first_s) / SLOT_S)
     if num_slots < MIN_SLOTS:
         return 1.0
-    ends = [bisect_left(kept, now - slot * SLOT_S, lo=since, key=_at) for slot in range(num_slots + 1)]
+    ends = [bisect_left(times, now - slot * SLOT_S, lo=since) for slot in range(num_slots + 1)]
     counts = [later - earlier for later, earlier in pairwise(ends)]
     ratios = sorted((one - other) ** 2 / (one + other) for one, other in pairwise(counts) if one + other)
     return max(1.0, ratios[len(ratios) // 2] / CHI2_MEDIAN) if ratios else 1.0

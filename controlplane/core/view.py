@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from controlplane.core.autopilot import Autopilot
-from controlplane.core.buckets import Buckets
 from controlplane.core.decide import unserved
 from controlplane.core.desk import Desk
 from controlplane.core.fleet import xpyd
-from controlplane.core.goodput import WINDOW_S, quantiles
+from controlplane.core.goodput import SHORT_WINDOW_S, WINDOW_S, Counts, quantiles
 from controlplane.core.hits import kv_view
 from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.membership import served_models
 from controlplane.core.suspects import is_suspect
 from transfer.api import ClassView, FleetState, InstanceView
+from transfer.screens import CacheView, KvDetail
 from transfer.terms import Role
 
 SILENT_BEATS = 3
@@ -55,13 +55,15 @@ def fleet_state(desk: Desk, now: float, autopilot: Autopilot) -> FleetState:
     return FleetState(
         xpyd=xpyd(counts[Role.PREFILL], counts[Role.DECODE], counts[Role.MIXED]),
         models=served_models(desk.fleet.groups),
-        instances=tuple(_instance(one, now) for one in desk.fleet.ordered()),
+        instances=tuple(instance_view(desk, one, now) for one in desk.fleet.ordered()),
         goodput=desk.goodput.goodput(WINDOW_S, now), attainment=attainment,
         orphaned_kv_blocks=desk.ledger.orphaned_blocks(now), in_flight=len(desk.requests),
         version=desk.fleet.version, classes=_classes(desk, now), stages_s=stages,
         bottleneck=next(iter(stages), None), verdict=verdict(desk, now),
         uptime_s=now - desk.started_s if desk.started_s is not None else 0.0, kv=kv_view(desk),
         autopilot=autopilot.mode, advice=autopilot.line,
+        recent_attainment=desk.goodput.windows[WINDOW_S].attainment(),
+        goodput_10s=desk.goodput.goodput(SHORT_WINDOW_S, now), queue_depth=len(desk.line),
     )  # fmt: skip
 
 
@@ -98,6 +100,9 @@ def _troubles(desk: Desk, now: float) -> list[str]:
     lost = [one.id for one in fleet.ordered() if one.state is InstanceState.LOST]
     if lost:
         found.append(f"lost in the last {config.forget_s:g} s: {_names(lost)}")
+    held = [one.id for one in fleet.alive() if one.held]
+    if held:
+        found.append(f"set aside by an operator: {_names(held)}")
     if (orphaned := desk.ledger.orphaned_blocks(now)) > 0:
         found.append(f"{orphaned} KV blocks are held for nobody and are being freed")
     for model in desk.line.models():
@@ -105,6 +110,34 @@ def _troubles(desk: Desk, now: float) -> list[str]:
         if line and line[0].waits_for:
             found.append(f"waiting requests: {len(line)}, because {line[0].waits_for}")
     return found
+
+
+FAILURES = {
+    "reserve_refused": "reservations_refused", "prefills_failed": "prefills_failed",
+    "decodes_failed": "decodes_failed", "migrations_failed": "migrations_failed", "fetches_missed": "fetches_missed",
+    "replications_failed": "copies_failed",
+}  # fmt: skip
+"""Counters of the desk that KvDetail tells, and their names there."""
+
+
+def kv_detail(desk: Desk, now: float) -> KvDetail:
+    """Where KV is and where it went."""
+    return KvDetail(
+        hits=kv_view(desk), links=desk.watch.links(now), prefixes=desk.watch.prefixes(desk.directory, now),
+        caches=tuple(_cache(desk, one) for one in desk.fleet.alive()),
+        failures={name: desk.counters.get(key, 0) for key, name in FAILURES.items()},
+        orphaned_kv_blocks=desk.ledger.orphaned_blocks(now), handoff_bytes=desk.counters.get("transfer_bytes", 0),
+    )  # fmt: skip
+
+
+def _cache(desk: Desk, one: Instance) -> CacheView:
+    load = one.load
+    return CacheView(
+        id=one.id, role=one.role.value, num_blocks=load.num_blocks, used_blocks=load.num_blocks - load.free_blocks,
+        cached_blocks=load.cached_blocks, free_blocks=load.free_blocks, ssd_blocks=load.ssd_blocks,
+        ssd_capacity_blocks=load.ssd_capacity_blocks, num_evicted=desk.watch.num_evicted(one.id),
+        num_preemptions=load.num_preemptions, fetch_scale=round(one.fetch_scale, 3),
+    )  # fmt: skip
 
 
 def _names(ids: list[str]) -> str:
@@ -118,33 +151,34 @@ def _classes(desk: Desk, now: float) -> tuple[ClassView, ...]:
     for request in desk.requests.values():
         if request.doomed(now):
             doomed[request.traffic_class] = doomed.get(request.traffic_class, 0) + 1
-    views = []
+    views, span_s = [], goodput.span_s(WINDOW_S, now)
     for name, slo in desk.config.classes.items():
-        counts, recent = goodput.by_class[name], goodput.windows[WINDOW_S].by_class.get(name)
+        counts, recent = goodput.by_class[name], goodput.windows[WINDOW_S].by_class.get(name) or Counts()
         views.append(
             ClassView(
                 name=name, slo=slo, good=counts.good, total=counts.total,
                 attainment=goodput.attainment(name) if slo is not None else None,
-                ttft_s=quantiles(recent.ttft_s if recent is not None else Buckets()),
-                tpot_s=quantiles(recent.tpot_s if recent is not None else Buckets()), doomed=doomed.get(name, 0),
+                ttft_s=quantiles(recent.ttft_s), tpot_s=quantiles(recent.tpot_s), doomed=doomed.get(name, 0),
+                recent_good=recent.good, recent_total=recent.total, recent_per_s=recent.good / span_s,
             )
         )  # fmt: skip
     return tuple(views)
 
 
-def _instance(one: Instance, now: float) -> InstanceView:
+def instance_view(desk: Desk, one: Instance, now: float) -> InstanceView:
+    """One instance as operators see it."""
     load, hello = one.load, one.hello
-    used = load.num_blocks - load.free_blocks
     return InstanceView(
         id=one.id, role=one.role.value, state=one.state.value, hardware=hello.hardware.name,
         model=hello.model.name if hello.model is not None else "", epoch=one.epoch, host=hello.host_id,
         engine=hello.engine, num_gpus=one.num_gpus, price_per_hour=hello.hardware.price_per_hour,
         num_running=load.num_running, num_waiting=load.num_waiting,
         queued_prefill_tokens=load.queued_prefill_tokens, num_blocks=hello.num_blocks, free_blocks=load.free_blocks,
-        cached_blocks=load.cached_blocks, kv_use=used / load.num_blocks if load.num_blocks > 0 else 0.0,
-        step_s=load.step_s, num_preemptions=load.num_preemptions, ssd_blocks=load.ssd_blocks,
+        cached_blocks=load.cached_blocks, kv_use=round(one.kv_use, 4),
+        step_s=round(load.step_s, 7), num_preemptions=load.num_preemptions, ssd_blocks=load.ssd_blocks,
         ssd_capacity_blocks=load.ssd_capacity_blocks, unsettled=load.unsettled,
-        last_seen_s=max(0.0, now - one.last_seen_s), speed=one.speed,
+        last_seen_s=round(max(0.0, now - one.last_seen_s), 1), speed=round(one.speed, 4),
         provenance=one.latency.provenance if one.latency is not None else "",
         latency_error=one.latency.error if one.latency is not None else None,
+        tpot_p50_s=desk.goodput.paces.median(one.id),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The operator's API: fleet, live feed, plans, finished requests, audit. JSON as in transfer/api.py."""
+"""The operator's API: fleet, live feed, plans, holds, finished requests, audit. JSON as in transfer/api.py."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import time
 import msgspec
 from aiohttp import web
 
-from controlplane.core.events import ApplyWanted, PlanWanted
+from controlplane.core.events import ApplyWanted, HoldWanted, PlanWanted
 from controlplane.gateway.bodies import decoder, read, receive
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.generate import json_response
 from controlplane.gateway.service import GATEWAY, TENANT, Archive, Gateway
 from controlplane.text import shown
-from transfer.api import ApplyRequest, PlanRequest
+from transfer.api import ApplyRequest, HoldAction, PlanRequest
 
 MAX_ROWS = 1000
 MAX_NAME_CHARS = 200
 KEEPALIVE_S = 10.0
 _OUTCOMES = ("ok", "cancelled", "rejected", "timed_out", "error")
+HOLDS: dict[str, HoldAction] = {"cordon": "cordon", "drain": "drain", "resume": "resume"}
 _plan_request = decoder(PlanRequest)
 _apply_request = decoder(ApplyRequest)
 
@@ -97,18 +98,40 @@ async def list_audit(request: web.Request) -> web.StreamResponse:
     return json_response({"audit": await _archive(request).audit(_limit(request))})
 
 
+async def list_looks(request: web.Request) -> web.StreamResponse:
+    """?since_s= how far back, in seconds (86400); ?limit= (100). The newest first."""
+    text = request.query.get("since_s", "86400")
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise invalid(f"since_s must be a whole number of seconds, got {text[:20]!r}", "since_s")
+    return json_response({"looks": await _archive(request).looks(time.time() - int(text), _limit(request))})
+
+
+async def hold_instance(request: web.Request) -> web.StreamResponse:
+    """Cordon, drain or resume, as the last part of the path says."""
+    gateway: Gateway = request.app[GATEWAY]
+    event = HoldWanted(
+        ask_id=gateway.mint_id("ask"), instance_id=request.match_info["instance_id"],
+        action=HOLDS[request.path.rpartition("/")[2]], apply=await _apply_of(request), at_s=time.time(),
+    )  # fmt: skip
+    return json_response(await gateway.control.hold(event))
+
+
 async def _apply(request: web.Request, *, undo: bool) -> web.StreamResponse:
     gateway: Gateway = request.app[GATEWAY]
+    event = ApplyWanted(
+        ask_id=gateway.mint_id("ask"), plan_id=request.match_info["plan_id"], apply=await _apply_of(request), undo=undo,
+        at_s=time.time(),
+    )  # fmt: skip
+    return json_response(await gateway.control.ask(event))
+
+
+async def _apply_of(request: web.Request) -> ApplyRequest:
+    """The body; with API keys the actor is whose key it was."""
     wanted = read(_apply_request, await receive(request))
     for name in ("idempotency_key", "actor"):
         if (length := len(getattr(wanted, name))) > MAX_NAME_CHARS:
             raise invalid(f"{name} may have {MAX_NAME_CHARS} characters, got {length}", name)
-    if TENANT in request:
-        wanted = msgspec.structs.replace(wanted, actor=request[TENANT])
-    event = ApplyWanted(
-        ask_id=gateway.mint_id("ask"), plan_id=request.match_info["plan_id"], apply=wanted, undo=undo, at_s=time.time()
-    )
-    return json_response(await gateway.control.ask(event))
+    return msgspec.structs.replace(wanted, actor=request[TENANT]) if TENANT in request else wanted
 
 
 def _limit(request: web.Request) -> int:

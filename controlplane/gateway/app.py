@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from controlplane.gateway import admin, health, models, steering
+from controlplane.gateway import admin, health, models, objectives, past, steering
 from controlplane.gateway.auth import authenticate
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.openai_chat import chat_completions
@@ -37,11 +37,17 @@ _GUARDED: dict[tuple[str, str], Handler] = {
     ("GET", "/v1/plans/{plan_id}"): admin.get_plan,
     ("POST", "/v1/plans/{plan_id}/apply"): admin.apply_plan,
     ("POST", "/v1/plans/{plan_id}/undo"): admin.undo_plan,
+    **{("POST", f"/v1/instances/{{instance_id}}/{action}"): admin.hold_instance for action in admin.HOLDS},
+    ("GET", "/v1/series"): past.get_series,
+    ("GET", "/v1/kv"): past.get_kv,
     ("GET", "/v1/requests"): admin.list_requests,
     ("GET", "/v1/requests/{request_id}"): admin.get_request,
     ("GET", "/v1/audit"): admin.list_audit,
+    ("GET", "/v1/classes"): objectives.get_classes,
+    ("PUT", "/v1/classes"): objectives.put_classes,
     ("GET", "/v1/autopilot"): steering.get_autopilot,
     ("PUT", "/v1/autopilot"): steering.put_autopilot,
+    ("GET", "/v1/autopilot/looks"): admin.list_looks,
     ("POST", "/v1/autopilot/pins"): steering.create_pin,
     ("DELETE", "/v1/autopilot/pins/{subject}"): steering.delete_pin,
 }

@@ -19,7 +19,10 @@ async def healthz(request: web.Request) -> web.StreamResponse:
 
 
 async def readyz(request: web.Request) -> web.StreamResponse:
-    if (reason := why_not_ready(request.app[GATEWAY])) is not None:
+    """Of the fleet, or with ?instance=ID of that instance alone: what probes beside a node ask."""
+    gateway, instance = request.app[GATEWAY], request.query.get("instance")
+    reason = why_not_ready(gateway) if instance is None else why_not_serving(gateway.control.state(), instance)
+    if reason is not None:
         raise ApiError(503, reason, code="not_ready", retry_after_s=1.0)
     return json_response({"status": "ready"})
 
@@ -41,6 +44,12 @@ async def metrics(request: web.Request) -> web.StreamResponse:
 def why_not_ready(gateway: Gateway) -> str | None:
     """None when a request could be placed now; else what is missing."""
     return "the server is stopping" if gateway.stopping else missing_role(gateway.control.state())
+
+
+def why_not_serving(fleet: FleetState, instance: str) -> str | None:
+    """None when that instance takes requests; else a sentence."""
+    state = next((view.state for view in fleet.instances if view.id == instance), "not here")
+    return None if state == "ready" else f"instance {instance} is {state}; wait, or look at its log"
 
 
 def missing_role(fleet: FleetState) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from transfer.api import FleetState, LiveFrame
+from transfer.api import FleetState, InstanceView, LiveFrame, Scalar
 
 PERIOD_S = 1.0
 MAX_FRAMES_KEPT = 120
@@ -66,6 +66,7 @@ class LiveFeed:
         # Milliseconds, so that no number of an earlier life of this server (one frame a second) comes again.
         self._seq = time.time_ns() // 1_000_000
         self._last: FleetState | None = None
+        self._at_s = 0.0
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=MAX_FRAMES_KEPT)
         self._subscriptions: list[Subscription] = []
 
@@ -83,18 +84,20 @@ class LiveFeed:
 
     def snapshot(self) -> bytes:
         """The state as of the last frame, under that frame's number."""
-        return _event(LiveFrame(seq=self._seq, kind="snapshot", state=self._last))
+        return _event(LiveFrame(seq=self._seq, kind="snapshot", at_s=self._at_s, state=self._last))
 
     def tick(self) -> None:
         """Every PERIOD_S: take the state, and send what changed to everybody."""
         before, self._last = self._last, self._state()
+        self._at_s = round(time.time(), 3)
         if before is None:
             return
-        changed, gone = difference(before, self._last)
-        if not changed and not gone:
+        changed, ids, columns = difference(before, self._last)
+        if not changed and not ids:
             return
         self._seq += 1
-        event = _event(LiveFrame(seq=self._seq, kind="delta", changed=changed, gone=gone))
+        frame = LiveFrame(seq=self._seq, kind="delta", at_s=self._at_s, changed=changed, ids=ids, columns=columns)
+        event = _event(frame)
         self._kept.append((self._seq, event))
         for subscription in self._subscriptions:
             subscription.put(event)
@@ -115,16 +118,23 @@ class LiveFeed:
         return frames if frames and len(frames) == self._seq - seen else None
 
 
-def difference(old: FleetState, new: FleetState) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(fields that changed, with the instances that changed by id; ids that left)."""
-    names = [name for name in FleetState.__struct_fields__ if name != "instances"]
-    changed: dict[str, Any] = {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
-    before = {view.id: view for view in old.instances}
-    views = {view.id: view for view in new.instances if before.get(view.id) != view}
-    if views:
-        changed["instances"] = views
-    now = {view.id for view in new.instances}
-    return changed, tuple(view.id for view in old.instances if view.id not in now)
+Columns = dict[str, tuple[Scalar, ...]]
+_FIELDS = tuple(name for name in FleetState.__struct_fields__ if name != "instances")
+
+
+def difference(old: FleetState, new: FleetState) -> tuple[dict[str, Any], tuple[str, ...], Columns]:
+    """(fields that changed, instances that changed, their new values by field), as LiveFrame has them."""
+    changed: dict[str, Any] = {name: value for name in _FIELDS if (value := getattr(new, name)) != getattr(old, name)}
+    if [view.id for view in old.instances] != [view.id for view in new.instances]:
+        changed["instances"] = new.instances
+        return changed, (), {}
+    pairs = [(was, view) for was, view in zip(old.instances, new.instances, strict=True) if was != view]
+    columns: Columns = {}
+    for name in InstanceView.__struct_fields__:
+        values = tuple(getattr(view, name) for _, view in pairs)
+        if values != tuple(getattr(was, name) for was, _ in pairs):
+            columns[name] = values
+    return changed, tuple(view.id for _, view in pairs), columns
 
 
 def _event(frame: LiveFrame) -> bytes:

@@ -41,6 +41,8 @@ HELP: dict[str, str] = {
         "Requests that finished normally, good or not, per second over the last 60 s.",
     "phaseplane_slo_attainment":
         "Share of good requests among those that count, from 0 to 1, since the control plane started.",
+    "phaseplane_cost_per_good_request_dollars":
+        "What the fleet cost over the last 60 s per good request in them; left out while there is none.",
     # The fleet.
     "phaseplane_instances": "Instances by role and state.",
     "phaseplane_fleet_version":
@@ -60,7 +62,7 @@ HELP: dict[str, str] = {
     "phaseplane_handoff_bytes_total": "KV bytes that prefill instances sent to decode instances.",
     "phaseplane_directory_blocks": "KV blocks whose place in the fleet the directory knows.",
     "phaseplane_prefill_tokens_computed_total": "Prompt tokens that prefill instances computed.",
-    "phaseplane_prefill_tokens_fetched_total": "Prompt tokens whose KV prefill instances fetched from pools.",
+    "phaseplane_prefill_tokens_fetched_total": "Prompt tokens whose KV was fetched from pools, on whatever instance.",
     "phaseplane_kv_blocks_ssd": "KV blocks readable from the SSD tier of a pool.",
     "phaseplane_prefix_lookup_tokens_total": "Prompt tokens that were looked up in KV, of first placements.",
     "phaseplane_prefix_hit_tokens_total": "Prompt tokens whose KV was found, by where (device, pool_dram, pool_ssd).",

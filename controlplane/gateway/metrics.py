@@ -154,6 +154,7 @@ def _fleet(text: Text, fleet: FleetState) -> None:
         ("good_tokens_per_second", goodput.tokens_per_s),
         ("throughput_requests_per_second", goodput.throughput_per_s),
         ("slo_attainment", fleet.attainment),
+        ("cost_per_good_request_dollars", goodput.cost_per_good),
         ("fleet_version", fleet.version),
         ("uptime_seconds", fleet.uptime_s),
     ):

@@ -12,12 +12,15 @@ from typing import Protocol
 from aiohttp import web
 
 from controlplane.config import Config
-from controlplane.core.events import ApplyWanted, AutopilotWanted, Event, PlanWanted
+from controlplane.core.events import ApplyWanted, AutopilotWanted, ClassesWanted, Event, HoldWanted, PlanWanted
+from controlplane.core.series import SeriesBook
 from controlplane.gateway.live import LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.streams import TokenRouter
 from controlplane.gateway.tokenizer import TextTokenizer
-from transfer.api import AuditRow, AutopilotView, FleetState, Plan, RequestRecord
+from transfer.api import ActionView, AuditRow, AutopilotView, FleetState, LookRow, Plan, RequestRecord
+from transfer.classes import ClassesView
+from transfer.screens import KvDetail
 
 
 class Control(Protocol):
@@ -43,6 +46,16 @@ class Control(Protocol):
     async def steer(self, event: AutopilotWanted) -> AutopilotView:
         """As ask."""
 
+    async def hold(self, event: HoldWanted) -> ActionView:
+        """As ask."""
+
+    def classes(self) -> ClassesView: ...
+
+    async def set_classes(self, event: ClassesWanted) -> ClassesView:
+        """As ask."""
+
+    def kv(self) -> KvDetail: ...
+
 
 class Archive(Protocol):
     """Finished requests and the audit log; history/store.py is the real one."""
@@ -54,6 +67,9 @@ class Archive(Protocol):
 
     async def audit(self, limit: int) -> list[AuditRow]:
         """The newest first."""
+
+    async def looks(self, since: float, limit: int) -> list[LookRow]:
+        """Those that ended after `since` (Unix time), the newest first."""
 
 
 @dataclass
@@ -69,6 +85,7 @@ class Gateway:
     control: Control
     archive: Archive
     live: LiveFeed
+    series: SeriesBook
     metrics: GatewayMetrics
     now: Callable[[], float]
     created: int = field(default_factory=lambda: int(time.time()))

@@ -1,4 +1,4 @@
-"""Finished requests and the audit log in SQLite (WAL), behind one thread that commits in batches.
+"""Finished requests, audit, the autopilot's looks and a day of series in SQLite (WAL), behind one committing thread.
 
 Survives restarts and SIGKILL up to the last batch; capped by rows and by age. Serving goes on when the disk does not.
 """
@@ -20,8 +20,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from controlplane.core.events import AutopilotState, ClassesState
+from controlplane.core.series import SeriesRow
 from controlplane.history import schema
-from transfer.api import AuditRow, RequestRecord
+from controlplane.history.schema import Row
+from transfer.api import AuditRow, LookRow, RequestRecord
 from transfer.errors import DeadlinePassed, PhaseplaneError
 
 BATCH_ROWS = 500
@@ -42,7 +45,7 @@ class _Read:
     answer: Future[Any]
 
 
-_Job = RequestRecord | AuditRow | _Read | None
+_Job = Row | _Read | None
 """None: stop."""
 
 
@@ -68,7 +71,7 @@ class HistoryStore:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
-    def add(self, row: RequestRecord | AuditRow) -> None:
+    def add(self, row: Row) -> None:
         """Queue one row."""
         if self._closed or self._jobs.qsize() >= MAX_QUEUED:
             self.num_dropped += 1
@@ -89,6 +92,27 @@ class HistoryStore:
     async def audit(self, limit: int) -> list[AuditRow]:
         sql = "SELECT doc FROM audit ORDER BY seq DESC LIMIT ?"
         return await self._read(lambda db: _decode(db, sql, (limit,), AuditRow))
+
+    async def looks(self, since: float, limit: int) -> list[LookRow]:
+        """Of the autopilot, that ended after `since` (Unix time); the newest first."""
+        sql = "SELECT doc FROM looks WHERE ended_at >= ? ORDER BY seq DESC LIMIT ?"
+        return await self._read(lambda db: _decode(db, sql, (since, limit), LookRow))
+
+    async def autopilot(self) -> AutopilotState | None:
+        """What was last kept of it."""
+        found = await self._read(lambda db: _decode(db, "SELECT doc FROM autopilot", (), AutopilotState))
+        return found[0] if found else None
+
+    async def classes(self) -> ClassesState | None:
+        """As autopilot."""
+        found = await self._read(lambda db: _decode(db, "SELECT doc FROM classes", (), ClassesState))
+        return found[0] if found else None
+
+    async def series(self) -> list[SeriesRow]:
+        """Of the last day, the oldest first."""
+        sql, since = "SELECT doc FROM series WHERE at_s >= ? ORDER BY at_s", self._now() - schema.SERIES_KEPT_S
+        decode = msgspec.msgpack.Decoder(SeriesRow).decode
+        return await self._read(lambda db: [decode(doc) for (doc,) in db.execute(sql, (since,))])
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is queued, then end the thread. Idempotent; blocks up to timeout_s."""
@@ -123,15 +147,15 @@ class HistoryStore:
                 if read is not None:
                     _answer(db, read)
                 if self._now() >= trim_at:
-                    self._guarded(lambda: schema.trim(db, self._max_rows, self._now() - self._max_age_s), 0)
+                    self._guarded(lambda: schema.trim(db, self._max_rows, self._now(), self._max_age_s), 0)
                     trim_at = self._now() + TRIM_EVERY_S
 
-    def _take(self) -> tuple[list[RequestRecord | AuditRow], _Read | None, bool]:
+    def _take(self) -> tuple[list[Row], _Read | None, bool]:
         """Rows until a batch is full or its time is over, a read wants them, or the end (False) comes.
 
         After the first row the thread sleeps: woken for each one it would take turns with the event loop.
         """
-        rows: list[RequestRecord | AuditRow] = []
+        rows: list[Row] = []
         job: _Job
         while len(rows) < BATCH_ROWS:
             try:
@@ -148,11 +172,9 @@ class HistoryStore:
             rows.append(job)
         return rows, None, True
 
-    def _write(self, db: sqlite3.Connection, rows: list[RequestRecord | AuditRow]) -> None:
-        requests = [row for row in rows if isinstance(row, RequestRecord)]
-        audit = [row for row in rows if isinstance(row, AuditRow)]
+    def _write(self, db: sqlite3.Connection, rows: list[Row]) -> None:
         if rows:
-            self._guarded(lambda: schema.insert(db, requests, audit), len(rows))
+            self._guarded(lambda: schema.insert(db, rows), len(rows))
 
     def _guarded(self, work: Callable[[], None], num_rows: int) -> None:
         """A failing disk costs rows, never the thread."""

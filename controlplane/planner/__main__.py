@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--block-size", type=int, default=512, help="tokens of a KV block")
     flag("--png", type=Path, metavar="FILE", help="draw the frontier into a file")
     flag("--json", action="store_true", help="one JSON document on standard output")
+    flag("--progress", action="store_true", help="say on standard error what is simulated, a line each")
     return parser
 
 
@@ -83,7 +84,7 @@ def _run(flags: argparse.Namespace) -> None:
         baselines=not flags.no_baselines, current=current,
     )  # fmt: skip
     warnings = [*notes, *trace.notes, *_warnings(flags)]
-    with _progress() as on_run:
+    with _progress(flags.progress) as on_run:
         judge = Judge(trace.requests, config, model, flags.target, flags.num, on_run, flags.rate)
         report = make_plan(inventory, workload, judge, wish, _inputs(flags, inventory, current, len(part)), warnings)
     if flags.json:
@@ -153,14 +154,16 @@ def _warnings(flags: argparse.Namespace) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[OnRun | None]:
-    """One line on standard error, on a terminal only."""
+def _progress(lines: bool) -> Iterator[OnRun | None]:
+    """One line on standard error that changes, on a terminal only; with `lines` one after another."""
     console = make_console(sys.stderr)
-    if not console.is_terminal:
+    if lines:
+        yield lambda what, num: console.print(f"simulated {num} runs, now {what}", soft_wrap=True)
+    elif not console.is_terminal:
         yield None
-        return
-    with console.status("planning") as status:
-        yield lambda what, num: status.update(f"simulated {num} runs, now {what}")
+    else:
+        with console.status("planning") as status:
+            yield lambda what, num: status.update(f"simulated {num} runs, now {what}")
 
 
 if __name__ == "__main__":

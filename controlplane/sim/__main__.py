@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(flags: argparse.Namespace) -> None:
     _check(flags)
-    core, notes = core_config(flags.policy, flags.slo, flags.reject)
+    core, notes = core_config(flags.policy, flags.slo, flags.reject, flags.autopilot)
     nodes = parse_fleet(flags.fleet, flags.model, flags.block_size)
     faults = parse_faults(flags.fault, nodes)
     wanted = Wanted(

@@ -9,19 +9,24 @@ from transfer.errors import InvalidValue
 from transfer.terms import RequestId
 from transfer.traces.request import TraceRequest
 
+_NOWHERE: tuple[None, list[BlockKey]] = (None, [])
+
 
 class Chain:
     """Equal ids after equal ids give equal hashes, whatever request they are in. Remembers every span it has hashed."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._keys: dict[tuple[bytes, int], tuple[BlockKey, ...]] = {}
+        self._usual: dict[int, tuple[bytes, list[BlockKey]]] = {}
+        """By span alone, where it first was: traces number their spans so that most are in one place only."""
+        self._keys: dict[tuple[bytes, int], list[BlockKey]] = {}
+        """The others."""
 
     def keys(self, request_id: RequestId, request: TraceRequest) -> tuple[BlockKey, ...]:
         """Keys of the whole blocks of the prompt. What no id covers is the request's own.
 
         Raises InvalidValue when the trace's spans are not whole blocks."""
-        size = self._block_size
+        size, usual = self._block_size, self._usual
         wanted = request.prompt_tokens // size
         found: list[BlockKey] = []
         before = b""
@@ -35,19 +40,30 @@ class Chain:
             for span in request.blocks:
                 if len(found) >= wanted:
                     break
-                keys = self._keys.get((before, span))
-                if keys is None:
-                    keys = self._keys[before, span] = _chained(before, b"%d" % span, num_each)
-                found.extend(keys)
-                before = keys[-1].digest
+                after, keys = usual.get(span, _NOWHERE)
+                if after != before:
+                    keys = self._elsewhere(before, span, num_each)
+                found += keys
+                before = keys[-1][0]
         if len(found) < wanted:
-            found.extend(_chained(before, b"own\0" + request_id.encode(), wanted - len(found)))
+            found += _chained(before, b"own\0" + request_id.encode(), wanted - len(found))
         return tuple(found[:wanted])
 
+    def _elsewhere(self, before: bytes, span: int, count: int) -> list[BlockKey]:
+        """Keys of a span that is new, or known after something else only."""
+        keys = self._keys.get((before, span))
+        if keys is None:
+            keys = _chained(before, b"%d" % span, count)
+            if span in self._usual:
+                self._keys[before, span] = keys
+            else:
+                self._usual[span] = (before, keys)
+        return keys
 
-def _chained(before: bytes, name: bytes, count: int) -> tuple[BlockKey, ...]:
+
+def _chained(before: bytes, name: bytes, count: int) -> list[BlockKey]:
     keys: list[BlockKey] = []
     for index in range(count):
         before = hashlib.sha256(before + b"%d\0" % index + name).digest()
-        keys.append(BlockKey(before, b""))
-    return tuple(keys)
+        keys.append(tuple.__new__(BlockKey, (before, b"")))
+    return keys

@@ -10,6 +10,7 @@ from nodes.core.counted import CountedTokens
 from nodes.core.events import (
     Admitted,
     CannotPause,
+    Computed,
     Emit,
     Gone,
     Grow,
@@ -28,7 +29,6 @@ from transfer.wire.messages import (
     KvReceived,
     Migrate,
     MigrateFailed,
-    PrefillStarted,
     Released,
     RequestLost,
     Reserve,
@@ -60,6 +60,7 @@ class DecodeLeg(SimLeg):
                 work=Work.RECEIVE if message.remote else Work.LOCAL, tokens=CountedTokens(self.num_tokens),
                 num_output=message.num_output, sampling=message.sampling, root=b"", lease_s=message.lease_s,
                 priority=message.priority, keys=shell.world.keys.get(message.request_id, ()),
+                fetch_blocks=message.source.num_blocks if message.source else 0,
             ),
         )  # fmt: skip
         self._message = message
@@ -76,6 +77,7 @@ class DecodeLeg(SimLeg):
             have_tokens=effect.have_blocks * self.shell.world.config.block_size, free_blocks=effect.free_blocks,
         )  # fmt: skip
         self.shell.node.send(self._reserved)
+        self.fetch_leading(self._message.source)
 
     def repeated(self) -> None:
         if self._reserved is not None and self.aborted is None:
@@ -98,8 +100,10 @@ class DecodeLeg(SimLeg):
                 )
             )  # fmt: skip
 
-    def started(self) -> None:
-        self.shell.node.send(PrefillStarted(request_id=self.request_id, generation=self.generation))
+    def computed(self, effect: Computed) -> None:
+        self.shell.writer.offer(self.request_id, self.num_tokens - 1)
+        if self._message.source is not None:
+            self.shell.node.send(self.prefill_done(effect, self.shell.world.now))
 
     # --- KV comes in ------------------------------------------------------------------------------------------
 
@@ -167,17 +171,22 @@ class DecodeLeg(SimLeg):
         self.aborted = self.aborted or reason
         if self._migration is not None:
             self._migration.stop()
+        self.stop_fetch()
         self.shell.drop(self, reason)
 
     def orphaned(self) -> None:
         if self._migration is not None:
             self._migration.stop()
+        self.stop_fetch()
 
     def peer_lost(self, instance_id: InstanceId) -> None:
         if self._migration is not None:
             self._migration.peer_lost(instance_id)
+        elif self._fetch is not None:
+            self._fetch.peer_lost(instance_id)
 
     def gone(self, effect: Gone) -> None:
+        self.stop_fetch()
         self._receiving, self._sender = False, None
         if self._migration is not None:
             self._migration.gone(effect)

@@ -8,15 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
     Audit,
+    AutopilotKept,
+    AutopilotReady,
     Effect,
     Event,
     Expect,
     Fail,
     Finished,
+    Looked,
     NeedTokens,
     Note,
     PlanReady,
@@ -74,7 +79,8 @@ class Simulation:
         self._trace = sorted(trace, key=lambda one: one.at_s)
         self._on_progress = on_progress
         self.world = World(config, _identity(config), config.layout or _layout(nodes, config))
-        self.core = SchedulerCore(config.core, 1, config.seed)
+        core = config.core if config.keep_decisions else replace(config.core, num_explained=1)
+        self.core = SchedulerCore(core, 1, config.seed)
         self.journal: Callable[[float, Event], None] | None = None
         self._chain = Chain(config.block_size)
         self._records: list[RequestRecord] = []
@@ -89,6 +95,7 @@ class Simulation:
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
             Send: self._send, Expect: self._expect, NeedTokens: self._need_tokens, Fail: self._fail,
             Finished: self._finished, Audit: lambda effect: None, PlanReady: self._plan_ready,
+            AutopilotKept: lambda effect: None, AutopilotReady: lambda effect: None, Looked: lambda effect: None,
             PlanRefused: lambda effect: self._note(effect.message), Note: self._noted,
         }  # fmt: skip
 
@@ -116,14 +123,14 @@ class Simulation:
 
     def _loop(self, end_s: float) -> None:
         world, heap = self.world, self.world.heap
-        inbox, dirty = world.inbox, world.dirty
-        while len(heap) and heap.next_s <= end_s:
+        inbox, dirty, entries, streams = world.inbox, world.dirty, heap.entries, world.router.streams
+        while entries and entries[0][0] <= end_s:
             heap.run_next()
             if inbox:
                 self._drain()
             if dirty and heap.next_s > heap.now:
                 self._begin_steps()
-            if not world.router.streams and self._at_rest():
+            if not streams and self._at_rest():
                 return
 
     def _drain(self) -> None:
@@ -168,7 +175,7 @@ class Simulation:
             sampling=SamplingParams(max_tokens=most, ignore_eos=config.max_tokens is None),
             traffic_class=request.traffic_class or config.core.default_class, arrived_s=world.now,
             arrived_at=request.at_s, timeout_s=config.timeout_s, tenant=request.tenant, priority=request.priority,
-            hashes=tuple(key.digest for key in keys[:num_shareable]),
+            hashes=tuple([key[0] for key in keys[:num_shareable]]),
         )  # fmt: skip
         world.router.open(spec, request.output_tokens)
         world.inbox.append(Arrived(request=spec))

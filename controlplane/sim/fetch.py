@@ -13,14 +13,13 @@ from transfer.wire.messages import KvPeer
 
 if TYPE_CHECKING:
     from controlplane.sim.pool import SimPool
-    from controlplane.sim.prefill import PrefillLeg
-    from controlplane.sim.shell import SimShell
+    from controlplane.sim.shell import SimLeg, SimShell
 
 
 class PoolFetch:
     """Blocks [leg.have_blocks, upto) of an admitted leg; the KV comes evenly between start_s and end_s. A Gate."""
 
-    def __init__(self, shell: SimShell, leg: PrefillLeg, peer: KvPeer, upto: int) -> None:
+    def __init__(self, shell: SimShell, leg: SimLeg, peer: KvPeer, upto: int) -> None:
         self._shell, self._leg, self._peer, self._upto = shell, leg, peer, upto
         self._pool: SimPool | None = None
         self._since = self._ready_at = self._ended_at = shell.world.now

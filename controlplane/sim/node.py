@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from controlplane.core.events import NodeMessage
+from controlplane.core.events import FromNode, NodeMessage
 from controlplane.sim.decode import DecodeLeg
 from controlplane.sim.links import Nic
 from controlplane.sim.prefill import PrefillLeg
@@ -53,7 +53,7 @@ class SimNode:
 
     def send(self, message: NodeMessage) -> None:
         if self.alive:
-            self.world.send(self.id, message)
+            self.world.inbox.append(FromNode(instance_id=self.id, message=message))
 
     def as_pool(self) -> SimPool | None:
         """Itself, if it is one."""
@@ -137,7 +137,7 @@ class SimEngine(SimNode):
         self.shell.tick()
 
     def peer_lost(self, instance_id: InstanceId) -> None:
-        for leg in self.shell.legs():
+        for leg in list(self.shell.legs.live.values()):
             leg.peer_lost(instance_id)
         self.shell.writer.peer_lost(instance_id)
 
@@ -145,7 +145,7 @@ class SimEngine(SimNode):
         self.shell.stepper.fail()
         self.world.num_preemptions += self.shell.core.load(self.world.now).num_preemptions
         super().die()
-        for leg in self.shell.legs():
+        for leg in list(self.shell.legs.live.values()):
             leg.orphaned()
 
     # --- KV between instances -----------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class SimEngine(SimNode):
                 )
             )  # fmt: skip
         else:
-            self.shell.admit(DecodeLeg(self.shell, message))
+            self.shell.legs.admit(DecodeLeg(self.shell, message))
 
     def _prefill(self, message: Prefill) -> None:
         if self.role is Role.DECODE:
@@ -192,7 +192,7 @@ class SimEngine(SimNode):
                 request_id=message.request_id, generation=message.generation, reason=self._not_mine()
             ))  # fmt: skip
         else:
-            self.shell.admit(PrefillLeg(self.shell, message))
+            self.shell.legs.admit(PrefillLeg(self.shell, message))
 
     def _migrate(self, message: Migrate) -> None:
         leg = self.shell.leg(message.request_id, message.generation)

@@ -45,6 +45,8 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--policy", default=DEFAULT_POLICY, help=", ".join(POLICY_NAMES))
     flag("--reject", choices=("never", "hopeless", "objective"), default="hopeless",
          help="early 429: never, when a request would time out, or when it would miss its objective")  # fmt: skip
+    flag("--autopilot", choices=("off", "advise", "auto"), default="off",
+         help="role switches for goodput: not looked for, proposed, or made")  # fmt: skip
     flag("--seed", type=int, default=0, help="of everything random: traffic, noise, ties")
     flag("--fault", action="append", default=[], help="kill:d0@60+30, slow:d0x3@60+120, mute:@60+10; may repeat")
     flag("--block-size", type=int, default=512, help="tokens of a KV block")
@@ -86,7 +88,9 @@ def parse_faults(texts: Sequence[str], nodes: Sequence[NodeSpec]) -> tuple[Fault
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
-def core_config(policy: str, slo_texts: Sequence[str], reject: str = "hopeless") -> tuple[CoreConfig, tuple[str, ...]]:
+def core_config(
+    policy: str, slo_texts: Sequence[str], reject: str = "hopeless", autopilot: str = "off"
+) -> tuple[CoreConfig, tuple[str, ...]]:
     """The scheduler's settings, and a note where a default decides. Raises InvalidValue."""
     config = CoreConfig()
     classes = dict(config.classes)
@@ -96,7 +100,8 @@ def core_config(policy: str, slo_texts: Sequence[str], reject: str = "hopeless")
     own = classes[DEFAULT_CLASS]
     if own is not None and own == config.classes[DEFAULT_CLASS] and not slo_texts:
         notes.append(f"objectives are the defaults: TTFT {own.ttft_s:g} s, TPOT {own.tpot_s:g} s; set them with --slo")
-    return check_config(replace(config, policy=policy, classes=classes, early_reject=reject)), tuple(notes)
+    chosen = replace(config, policy=policy, classes=classes, early_reject=reject, autopilot=autopilot)
+    return check_config(chosen), tuple(notes)
 
 
 def read_input(source: str, format: str | None, wanted: Wanted, block_tokens: int) -> Trace:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controlplane.sim.fetch import PoolFetch
 from controlplane.sim.shell import SimLeg
 from nodes.core.counted import CountedTokens
 from nodes.core.events import Admitted, Computed, Gone, Handed, NotAdmitted, SequenceSpec, Work
 from transfer.errors import Refused
 from transfer.terms import InstanceId
-from transfer.wire.messages import Prefill, PrefillDone, PrefillFailed, PrefillStarted
+from transfer.wire.messages import Prefill, PrefillDone, PrefillFailed
 
 if TYPE_CHECKING:
     from controlplane.sim.decode import DecodeLeg
@@ -24,8 +23,8 @@ TOKEN_BYTES = 4
 
 class PrefillLeg(SimLeg):
     __slots__ = (
-        "_computed", "_computed_s", "_done", "_end", "_failure", "_fetch", "_final", "_first", "_message", "_opened_s",
-        "_over", "_sent_s", "_started_s", "_target",
+        "_computed", "_computed_s", "_done", "_end", "_failure", "_final", "_first", "_message", "_opened_s", "_over",
+        "_sent_s", "_target",
     )  # fmt: skip
 
     def __init__(self, shell: SimShell, message: Prefill) -> None:
@@ -41,17 +40,12 @@ class PrefillLeg(SimLeg):
         )  # fmt: skip
         self._message = message
         self._target: DecodeLeg | None = None
-        self._fetch: PoolFetch | None = None
         self._first = self._final = self._end = 0
         self._opened_s = self._sent_s = self._computed_s = 0.0
-        self._started_s: float | None = None
         self._computed: Computed | None = None
         self._done: PrefillDone | None = None
         self._failure: str | None = None
         self._over = False
-
-    def gate(self) -> PoolFetch | None:
-        return self._fetch
 
     @property
     def first_block(self) -> int:
@@ -70,17 +64,7 @@ class PrefillLeg(SimLeg):
             self._fail(str(error))
             return
         self.finalise(self.have_blocks, now, now)
-        source = message.source
-        if source is not None and self.spec.fetch_blocks:
-            upto = min(source.num_blocks, (len(self.spec.tokens) - 1) // world.config.block_size)
-            if upto > self.have_blocks:
-                self._fetch = PoolFetch(self.shell, self, source.peer, upto)
-                self._fetch.begin()
-
-    def started(self) -> None:
-        if self._started_s is None:
-            self._started_s = self.shell.world.now
-            self.shell.node.send(PrefillStarted(request_id=self.request_id, generation=self.generation))
+        self.fetch_leading(message.source)
 
     def finalise(self, upto: int, since: float, now: float) -> None:
         """Blocks below `upto` are final, made between `since` and `now`: send what decode lacks of them."""
@@ -114,16 +98,9 @@ class PrefillLeg(SimLeg):
         except Refused as error:
             self._fail(str(error))
             return
-        fetch, count = self._fetch, self._end - self._first
-        num_bytes = world.num_bytes(count)
-        self._done = PrefillDone(
-            request_id=self.request_id, generation=self.generation, computed_tokens=effect.computed_tokens,
-            cached_tokens=effect.cached_tokens, fetched_tokens=effect.fetched_tokens,
-            prefill_s=self._computed_s - (self._computed_s if self._started_s is None else self._started_s),
-            transfer_s=world.links.seconds(shell.node.nic, target.shell.node.nic, num_bytes),
-            exposed_s=world.now - self._computed_s, transfer_bytes=round(num_bytes),
-            fetch_s=fetch.fetch_s if fetch else 0.0, fetch_exposed_s=fetch.exposed_s if fetch else 0.0,
-        )  # fmt: skip
+        num_bytes = world.num_bytes(self._end - self._first)
+        transfer_s = world.links.seconds(shell.node.nic, target.shell.node.nic, num_bytes)
+        self._done = self.prefill_done(effect, self._computed_s, transfer_s, num_bytes)
         shell.handle(Handed(request_id=self.request_id, generation=self.generation))
 
     # --- it ends ----------------------------------------------------------------------------------------------
@@ -173,8 +150,7 @@ class PrefillLeg(SimLeg):
         """Nothing more is sent or fetched."""
         if self._target is not None and self._done is None:
             self._target.failed(self)
-        if self._fetch is not None:
-            self._fetch.stop()
+        self.stop_fetch()
 
     def _say_failed(self, reason: str) -> None:
         self.shell.node.send(PrefillFailed(request_id=self.request_id, generation=self.generation, reason=reason))

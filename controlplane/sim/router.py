@@ -22,11 +22,12 @@ class Stream:
     deliver them; some that have ended may not be counted yet (Stepper.settle)."""
 
     __slots__ = (
-        "cached_tokens", "count", "first_at", "generations", "last_at", "max_itl_s", "num_output", "spec", "stepper",
+        "cached_tokens", "count", "first_at", "generations", "last_at", "max_itl_s", "num_output", "request_id", "spec",
+        "stepper",
     )  # fmt: skip
 
     def __init__(self, spec: RequestSpec, num_output: int) -> None:
-        self.spec, self.num_output = spec, num_output
+        self.spec, self.request_id, self.num_output = spec, spec.request_id, num_output
         self.generations: tuple[int, ...] = ()
         self.count = 0
         self.first_at: float | None = None
@@ -98,7 +99,7 @@ class Router:
         stream.count += 1
         if stream.first_at is None:
             stream.first_at = now
-            self._post(FirstToken(request_id=stream.spec.request_id))
+            self._post(FirstToken(request_id=stream.request_id))
         else:
             gap = now - stream.last_at
             if stream.max_itl_s is None or gap > stream.max_itl_s:
@@ -132,11 +133,11 @@ class Router:
     def _end(
         self, stream: Stream, outcome: Outcome, finish: FinishReason | None, now: float, *, error: str | None
     ) -> None:
-        del self.streams[stream.spec.request_id]
+        del self.streams[stream.request_id]
         arrived, count, first = stream.spec.arrived_s, stream.count, stream.first_at
         self._post(
             Ended(
-                request_id=stream.spec.request_id,
+                request_id=stream.request_id,
                 outcome=outcome,
                 finish_reason=None if finish is None else finish.value,
                 output_tokens=count,

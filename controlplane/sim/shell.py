@@ -5,11 +5,12 @@ Performs the core's effects and routes them to legs (prefill.py, decode.py); dec
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from controlplane.sim.feed import CacheFeed
+from controlplane.sim.fetch import PoolFetch
 from controlplane.sim.stepper import Gate, Stepper
 from controlplane.sim.writer import PoolWriter
 from nodes.core.batching import BatchCore
@@ -34,37 +35,45 @@ from nodes.core.events import (
     Tick,
     Unpinned,
 )
+from nodes.core.legs import Legs
 from nodes.core.residency import BatchConfig
 from transfer.terms import InstanceId, RequestId
-from transfer.wire.messages import Abort, LoadReport, Released
+from transfer.wire.messages import Abort, KvSource, LoadReport, PrefillDone, PrefillStarted, Released
 
 if TYPE_CHECKING:
     from controlplane.sim.node import SimEngine
     from controlplane.sim.world import World
 
-MAX_FENCES = 4096
-
 
 class SimLeg:
     """One generation of one request on one instance; nodes/roles/leg.py says what each call means."""
 
-    __slots__ = ("aborted", "blocks", "generation", "have_blocks", "request_id", "shell", "spec")
+    __slots__ = (
+        "_fetch", "_started_s", "aborted", "blocks", "forgotten", "generation", "have_blocks", "request_id", "shell",
+        "spec",
+    )  # fmt: skip
 
     def __init__(self, shell: SimShell, spec: SequenceSpec) -> None:
         self.shell, self.spec = shell, spec
         self.request_id, self.generation = spec.request_id, spec.generation
         self.blocks = self.have_blocks = 0
         self.aborted: str | None = None
+        self.forgotten = False
+        self._fetch: PoolFetch | None = None
+        self._started_s: float | None = None
 
     def begin(self) -> None:
         self.shell.handle(Add(spec=self.spec))
 
     def repeated(self) -> None: ...
 
-    def started(self) -> None: ...
+    def started(self) -> None:
+        if self._started_s is None:
+            self._started_s = self.shell.world.now
+            self.shell.node.send(PrefillStarted(request_id=self.request_id, generation=self.generation))
 
     def gate(self) -> Gate | None:
-        return None
+        return self._fetch
 
     def finalise(self, upto: int, since: float, now: float) -> None: ...
 
@@ -101,9 +110,34 @@ class SimLeg:
     def peer_lost(self, instance_id: InstanceId) -> None:
         """That instance is dead: what it was to send or to receive will not be."""
 
+    def fetch_leading(self, source: KvSource | None) -> None:
+        """Once it is admitted."""
+        if source is None:
+            return
+        upto = min(source.num_blocks, (len(self.spec.tokens) - 1) // self.shell.world.config.block_size)
+        if upto > self.have_blocks:
+            self._fetch = PoolFetch(self.shell, self, source.peer, upto)
+            self._fetch.begin()
+
+    def stop_fetch(self) -> None:
+        if self._fetch is not None:
+            self._fetch.stop()
+
+    def prefill_done(
+        self, computed: Computed, computed_s: float, transfer_s: float = 0.0, transfer_bytes: float = 0.0
+    ) -> PrefillDone:
+        fetch = self._fetch
+        return PrefillDone(
+            request_id=self.request_id, generation=self.generation, computed_tokens=computed.computed_tokens,
+            cached_tokens=computed.cached_tokens, fetched_tokens=computed.fetched_tokens,
+            prefill_s=computed_s - (computed_s if self._started_s is None else self._started_s),
+            transfer_s=transfer_s, exposed_s=self.shell.world.now - computed_s, transfer_bytes=round(transfer_bytes),
+            fetch_s=fetch.fetch_s if fetch else 0.0, fetch_exposed_s=fetch.exposed_s if fetch else 0.0,
+        )  # fmt: skip
+
 
 class SimShell:
-    """Idempotent by (request_id, generation), as BatchShell."""
+    """Idempotent by (request_id, generation), see nodes/core/legs.py."""
 
     def __init__(self, world: World, node: SimEngine) -> None:
         self.world, self.node = world, node
@@ -115,13 +149,10 @@ class SimShell:
                 eos_token_ids=world.model.eos_token_ids, contiguous=False,
             )
         )  # fmt: skip
-        self.stepper = Stepper(world, self, self.core)
         self.feed = CacheFeed(world, node)
         self.writer = PoolWriter(world, self)
-        self._legs: dict[RequestId, SimLeg] = {}
-        self._next: dict[RequestId, SimLeg] = {}
-        self._aborts: dict[RequestId, int] = {}
-        self._fences: OrderedDict[RequestId, int] = OrderedDict()
+        self.legs = Legs[SimLeg]()
+        self.stepper = Stepper(world, self, self.core)
         self._events: deque[Event] = deque()
         self._handling = self._disturbed = False
         self.num_handled = 0
@@ -134,24 +165,16 @@ class SimShell:
 
     @property
     def idle(self) -> bool:
-        return not self._legs and not self._next and self.core.idle
+        return self.legs.idle and self.core.idle
 
     @property
     def at_rest(self) -> bool:
         """No step runs, and what was measured of the last ones does not fade."""
         return not self.stepper.busy and self.stepper.measured.speed(self.world.now) == 1.0
 
-    def legs(self) -> list[SimLeg]:
-        return list(self._legs.values())
-
     def leg(self, request_id: RequestId, generation: int | None = None) -> SimLeg | None:
         """The leg of exactly this generation; of any when None."""
-        leg = self._legs.get(request_id)
-        return leg if leg is not None and (generation is None or generation == leg.generation) else None
-
-    def is_aborted(self, request_id: RequestId) -> bool:
-        leg = self._legs.get(request_id)
-        return leg is None or leg.aborted is not None
+        return self.legs.find(request_id, generation)
 
     def load(self) -> LoadReport:
         step_s, speed = self.stepper.report()
@@ -159,40 +182,16 @@ class SimShell:
 
     def tick(self) -> None:
         """Leases. Those of what KV arrives for start anew, as they do with every layer."""
-        for leg in self.legs():
+        for leg in list(self.legs.live.values()):
             leg.keep()
         if self.core.lease_over(self.world.now):
             self.stepper.settle()
             self.handle(Tick())
 
-    def admit(self, leg: SimLeg) -> None:
-        """Begin a leg, unless this generation or a newer one is here or has ended here."""
-        if leg.generation <= self._fences.get(leg.request_id, -1):
-            return
-        here = self._legs.get(leg.request_id)
-        if here is None:
-            self._begin(leg)
-        elif here.generation == leg.generation:
-            here.repeated()
-        elif here.generation < leg.generation:
-            waiting = self._next.get(leg.request_id)
-            if waiting is None or waiting.generation < leg.generation:
-                self._next[leg.request_id] = leg
-            here.abort("the request was placed again")
-
     def abort(self, message: Abort) -> None:
         """End every leg of the request up to this generation; Released follows when it holds nothing."""
-        request_id, generation = message.request_id, message.generation
-        self._aborts[request_id] = max(generation, self._aborts.get(request_id, -1))
-        self._fence(request_id, generation)
-        waiting = self._next.get(request_id)
-        if waiting is not None and waiting.generation <= generation:
-            del self._next[request_id]
-        leg = self._legs.get(request_id)
-        if leg is None or leg.generation > generation:
-            self.handle(Drop(request_id=request_id, generation=generation, reason=message.reason))
-        else:
-            leg.abort(message.reason)
+        if not self.legs.abort(message, self.world.now):
+            self.handle(Drop(request_id=message.request_id, generation=message.generation, reason=message.reason))
 
     def drop(self, leg: SimLeg, reason: str) -> None:
         """Give a leg's blocks back."""
@@ -200,26 +199,27 @@ class SimShell:
 
     def handle(self, event: Event) -> None:
         """One event into the core; its effects are performed before the next event enters."""
+        stepper, core = self.stepper, self.core
         if type(event) in _SETTLES:
-            self.stepper.settle()
+            stepper.settle()
             self._disturbed = True
         self._events.append(event)
         if self._handling:
             return
         self._handling = True
         self.num_handled += 1
-        events, performers, handle = self._events, self._performers, self.core.handle
+        events, performers, handle, now = self._events, self._performers, core.handle, self.world.heap.now
         while events:
-            for effect in handle(events.popleft(), self.world.now):
+            for effect in handle(events.popleft(), now):
                 performers[type(effect)](effect)
         self._handling = False
-        if not self.stepper.busy:
-            if self.core.num_running or self.core.num_prefilling:
-                self.world.wake(self.stepper)
+        if not stepper.busy:
+            if core.num_running or core.num_prefilling:
+                self.world.wake(stepper)
         elif self._disturbed:
-            self.stepper.disturb()
+            stepper.disturb()
         else:
-            self.stepper.look()
+            stepper.look()
         self._disturbed = False
 
     # --- effects --------------------------------------------------------------------------------------------
@@ -231,9 +231,9 @@ class SimShell:
     def _not_admitted(self, effect: NotAdmitted) -> None:
         if (leg := self.leg(effect.request_id, effect.generation)) is not None:
             self.writer.give_way()
-            del self._legs[leg.request_id]  # nothing was held: the same order may come again
+            self.legs.refused(leg)
             leg.refused(effect)
-            self._begin_next(leg.request_id)
+            self.legs.begin_next(leg.request_id)
 
     def _computed(self, effect: Computed) -> None:
         if (leg := self.leg(effect.request_id, effect.generation)) is not None:
@@ -265,32 +265,13 @@ class SimShell:
         )  # fmt: skip
 
     def _gone(self, effect: Gone) -> None:
-        leg = self._legs.get(effect.request_id)
-        ended = leg if leg is not None and leg.generation <= effect.generation else None
+        ended = self.legs.gone(effect, self.world.now)
         if ended is not None:
-            del self._legs[ended.request_id]
-            self._fence(ended.request_id, ended.generation)
             ended.gone(effect)
-        aborted = self._aborts.get(effect.request_id)
-        if aborted is not None and (
-            effect.generation >= aborted or (ended is not None and ended.generation <= aborted)
-        ):
-            del self._aborts[effect.request_id]
+        aborted = self.legs.answered(effect, ended)
+        if aborted is not None:
             self.node.send(Released(request_id=effect.request_id, generation=aborted, num_blocks=effect.num_blocks))
-        self._begin_next(effect.request_id)
-
-    def _begin(self, leg: SimLeg) -> None:
-        self._legs[leg.request_id] = leg
-        leg.begin()
-
-    def _begin_next(self, request_id: RequestId) -> None:
-        if self._next and request_id not in self._legs and (leg := self._next.pop(request_id, None)) is not None:
-            self._begin(leg)
-
-    def _fence(self, request_id: RequestId, generation: int) -> None:
-        self._fences[request_id] = max(generation, self._fences.pop(request_id, -1))
-        if len(self._fences) > MAX_FENCES:
-            self._fences.popitem(last=False)
+        self.legs.begin_next(effect.request_id)
 
 
 _SETTLES = (Drop, Pause, Tick)

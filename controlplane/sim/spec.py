@@ -61,6 +61,7 @@ class SimConfig(Struct, frozen=True):
     seed: int = 0
     stepwise: bool = False
     keep_decisions: bool = False
+    """With the candidates of each; otherwise only the chosen one is explained."""
     faults: tuple[Fault, ...] = ()
     max_context: int = 131072
     drain_s: float = 600.0

@@ -39,7 +39,7 @@ class Stepper:
     """factor: how many times longer than predicted steps take now (a straggler)."""
 
     def __init__(self, world: World, shell: SimShell, core: BatchCore) -> None:
-        self._world, self._shell, self._core = world, shell, core
+        self._world, self._shell, self._core, self._heap = world, shell, core, world.heap
         node = shell.node
         self._latency = node.latency
         error = node.spec.latency_error
@@ -66,7 +66,7 @@ class Stepper:
         """Pull a step unless one runs."""
         if self._run is not None:
             return
-        now = self._world.now
+        now = self._heap.now
         plan = self._core.next_step(now, bare=True)
         if plan is None or plan.size is None:
             return
@@ -88,14 +88,14 @@ class Stepper:
         """Take the steps that have ended by now; the one in flight stays in flight."""
         run = self._run
         if run is not None and run.count > 1:
-            self._take(run, run.num_ended(self._world.now))
+            self._take(run, run.num_ended(self._heap.now))
 
     def disturb(self) -> None:
         """Something changed: what comes after the step in flight is planned anew."""
         run = self._run
         if run is None or run.count == 1:
             return
-        ended = run.num_ended(self._world.now)
+        ended = run.num_ended(self._heap.now)
         if ended + 1 < run.count:
             run.count = ended + 1
             self._schedule(run)
@@ -114,20 +114,20 @@ class Stepper:
 
     def report(self) -> tuple[float, float]:
         """(step_s, speed) as a heartbeat tells them."""
-        run, now = self._run, self._world.now
+        run, now = self._run, self._heap.now
         if run is not None:
             self.measured.take(run, max(run.measured, run.num_ended(now)))
         return self.measured.step_s, self.measured.speed(now)
 
     def predicted_s(self, num_new: int, num_before: int) -> float:
         """Seconds of a step of one chunk, by the profile and by what steps took of late."""
-        return self._latency.prefill_s(num_new, num_before) * self.measured.speed(self._world.now)
+        return self._latency.prefill_s(num_new, num_before) * self.measured.speed(self._heap.now)
 
     def fail(self) -> None:
         """The instance is dead: what it had delivered by now counts, nothing else will end."""
         self.settle()
         if self._run is not None:
-            self._world.worked(self._shell.node.id, self._world.now - self._run.start_s)
+            self._world.worked(self._shell.node.id, self._heap.now - self._run.start_s)
         self._run = None
         self._serial += 1
 
@@ -170,14 +170,14 @@ class Stepper:
         run.stretch(count + 1, slope_s or 0.0, noise)
         self._waited_s = 0.0
         if count and not all([stream.first_at is not None for stream, _ in self._streams]):
-            self._world.heap.at(run.end_s(1), self._first, run)  # a first token is told at once
+            self._heap.at(run.end_s(1), self._first, run)  # a first token is told at once
 
     def _find_streams(self) -> list[tuple[Stream, int]]:
         """Who gets the tokens, and of which generation."""
-        streams, found = self._world.router.streams, []
+        streams, legs, found = self._world.router.streams, self._shell.legs.live, []
         for request_id, generation in self._core.running:
-            stream = streams.get(request_id)
-            if stream is not None and generation in stream.generations and not self._shell.is_aborted(request_id):
+            stream, leg = streams.get(request_id), legs.get(request_id)
+            if stream is not None and generation in stream.generations and leg is not None and leg.aborted is None:
                 stream.stepper = self
                 found.append((stream, generation))
         return found
@@ -196,7 +196,7 @@ class Stepper:
 
     def _schedule(self, run: Run) -> None:
         self._serial += 1
-        self._world.heap.at(run.end_s(run.count) + self._waited_s, self._ended, self._serial)
+        self._heap.at(run.end_s(run.count) + self._waited_s, self._ended, self._serial)
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Stepper:
         """The last step of the run has ended."""
         if serial != self._serial or self._run is None:
             return
-        run, now = self._run, self._world.now
+        run, now = self._run, self._heap.now
         self._take(run, run.count - 1)
         self.measured.take(run, run.count)
         self._num_steps += run.count
@@ -213,7 +213,7 @@ class Stepper:
         self._finalise(run.plan, run.end_s(run.count - 1), now)
         streams = self._streams
         sampled = {} if self._tells_length else {
-            stream.spec.request_id: _END for stream, _ in streams if stream.count + 1 >= stream.num_output
+            stream.request_id: _END for stream, _ in streams if stream.count + 1 >= stream.num_output
         }  # fmt: skip
         counts = [stream.count for stream, _ in streams]
         self._shell.handle(StepDone(sampled=sampled, duration_s=run.duration_s(run.count - 1), quiet=True))
@@ -227,10 +227,11 @@ class Stepper:
 
     def _deliver(self, streams: list[tuple[Stream, int]], now: float) -> None:
         """A token of the step that has ended."""
-        router, shell = self._world.router, self._shell
+        next_token, legs = self._world.router.next_token, self._shell.legs.live
         for stream, generation in streams:
-            if generation in stream.generations and not shell.is_aborted(stream.spec.request_id):
-                router.next_token(stream, generation, now)
+            leg = legs.get(stream.request_id)
+            if generation in stream.generations and leg is not None and leg.aborted is None:
+                next_token(stream, generation, now)
 
     def _finalise(self, plan: StepPlan, since: float, now: float) -> None:
         """KV that the step has made leaves."""

@@ -125,7 +125,8 @@ class PoolWriter:
         if pool is None:
             self.num_dropped += 1
             return
-        wanted = tuple(hashes[max(first, pool.num_put_by(request_id)) : first + most])
+        start = max(first, pool.num_put_by(request_id))
+        wanted = tuple(hashes[start : first + most])
         if not wanted:
             return
         self._num_stores += 1
@@ -147,7 +148,7 @@ class PoolWriter:
             return
         if self._rests:
             self._rests.pop(pool.id, None)
-        store = self._store = _Store(name, request_id, pool, wanted, len(hashes), bool(num_new))
+        store = self._store = _Store(name, request_id, pool, wanted, start + len(wanted), bool(num_new))
         if not num_new:
             self._end(store, ok=True)
             return

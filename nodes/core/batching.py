@@ -259,13 +259,14 @@ class BatchCore(Questions):
 
     def _ran_on(self, sequence: Sequence, event: StepDone) -> bool:
         """A decode whose token nobody wants to hear of, and which goes on: without a word, if it is one."""
-        params, tokens = sequence.params, sequence.tokens
+        params = sequence.params
         if (
-            params is None or sequence.num_output + 1 >= params.max_tokens or len(tokens) + 1 >= sequence.max_length
-            or sequence.request_id in event.sampled or sequence.pause_wanted or not sequence.reported_cached
+            params is None or sequence.num_output + 1 >= params.max_tokens
+            or sequence.num_computed + 2 >= sequence.max_length or sequence.request_id in event.sampled
+            or sequence.pause_wanted or not sequence.reported_cached
         ):  # fmt: skip
             return False
-        tokens.append(0)
+        sequence.tokens.append(0)
         sequence.num_output += 1
         sequence.num_computed += 1
         if sequence.num_computed >= (sequence.num_committed + 1) * sequence.block_size:
@@ -285,11 +286,21 @@ class BatchCore(Questions):
         step, self._step = self._step, None
         if step is None:
             raise IllegalTransition("the batching core", "no step running", event)
-        return [planned for planned in step if self._endings.out_of_step(planned.sequence, effects)]
+        stayed: list[InStep] = []
+        for planned in step:
+            sequence = planned[0]
+            sequence.in_step = False
+            if sequence.state is State.LEAVING:
+                self._endings.leave(sequence, effects)
+            else:
+                stayed.append(planned)
+        return stayed
 
     def _draw(self, sequence: Sequence, sampled: Sampled | None, effects: list[Effect]) -> None:
         if sampled is None:
             raise EngineFailed(f"the engine drew no token for request {sequence.request_id}; replace the instance")
+        if not sequence.reported_cached:
+            effects.append(_computed(sequence))
         index = sequence.num_output
         finish = sequence.append(sampled.token_id)
         effects.append(_emit(sequence, index, sampled, finish))

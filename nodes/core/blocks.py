@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from nodes.core.runs import FreeRuns, FreeStack
@@ -224,20 +225,18 @@ class BlockPool:
 
     def _evict(self, count: int) -> None:
         """Give up the `count` least recently used cached blocks."""
-        index, held, stored, removed = self._index, self._key, self._stored, self._removed
-        evicted: list[int] = []
-        for _ in range(count):
-            block, _ = self._cached.popitem(last=False)
+        index, held, stored, removed, cached = self._index, self._key, self._stored, self._removed, self._cached
+        evicted = list(islice(cached, count))
+        for block in evicted:
             key = held[block]
             if key is None:
                 raise IllegalTransition(f"block {block}", "cached without a key", "evict", self._past(block))
             held[block] = None
             digest = key[0]
-            del index[digest]
+            del cached[block], index[digest]
             if stored:
                 stored.pop(digest, None)
             removed[digest] = None
-            evicted.append(block)
         self._history.append(("evict", evicted))
         self._free.add_all(evicted)
 

@@ -49,17 +49,13 @@ class Endings:
                 CannotPause(request_id=sequence.request_id, generation=sequence.generation, reason="it has ended")
             )
 
-    def out_of_step(self, sequence: Sequence, effects: list[Effect]) -> bool:
-        """The step that the sequence was in has ended. False when it was dropped meanwhile: then its blocks return, and
-        all who asked are answered."""
-        sequence.in_step = False
-        if sequence.state is not State.LEAVING:
-            return True
+    def leave(self, sequence: Sequence, effects: list[Effect]) -> None:
+        """The step that the sequence was in has ended, and it was dropped meanwhile: its blocks return, and all who
+        asked are answered."""
         self._roster.move(sequence, "step_done")
         num_blocks = self._pool.release(sequence.table)
         for gone in sequence.owed:
             self.say_gone(gone.request_id, gone.generation, effects, gone.num_blocks + num_blocks, gone.lost)
-        return False
 
     def expire(self, now: float, effects: list[Effect]) -> None:
         """End every sequence whose lease is over: what it waits for has not moved since the last Renew."""

@@ -40,7 +40,7 @@ class SequenceSpec(Struct, frozen=True):
     priority: int = 0
     """Lower is served first, preempted last."""
     fetch_blocks: int = 0
-    """PREFILL: leading whole blocks the shell will fetch from a pool before computing (0: none)."""
+    """Leading whole blocks the shell will fetch from a pool before computing (0: none, as always in RECEIVE work)."""
     keys: tuple[BlockKey, ...] = ()
     """Of its leading whole blocks, when somebody knows them already (a simulator, which has no tokens to hash)."""
 
@@ -76,7 +76,7 @@ class Grow(Event, frozen=True):
 
 
 class Arriving(Event, frozen=True):
-    """`num_blocks` leading blocks of a PREFILL sequence, those it had included, are on their way from a pool layer by
+    """`num_blocks` leading blocks of a FETCHING sequence, those it had included, are on their way from a pool layer by
     layer: it may compute the rest meanwhile. The role holds back every layer of a step with such a sequence
     (StepPlan.arriving) until that layer has arrived, so StepDone proves that all of it has. Fetched follows."""
 
@@ -86,7 +86,7 @@ class Arriving(Event, frozen=True):
 
 
 class Fetched(Event, frozen=True):
-    """The pool fetch of a PREFILL sequence ended with `num_blocks` leading blocks valid (0: compute all). Fewer than
+    """The pool fetch of a sequence ended with `num_blocks` leading blocks valid (0: compute all). Fewer than
     were Arriving: what was computed beside it is thrown away; the step it is in, if any, ends with StepUndone."""
 
     request_id: RequestId
@@ -212,7 +212,8 @@ class Emit(Effect, frozen=True):
 
 
 class Computed(Effect, frozen=True):
-    """A PREFILL sequence has KV of all tokens but the last; its blocks stay until Handed or Drop."""
+    """A PREFILL sequence has KV of all tokens but the last; its blocks stay until Handed or Drop. A LOCAL one has KV of
+    all; its first Emit follows."""
 
     request_id: RequestId
     generation: int

@@ -5,20 +5,13 @@ Reads the roster and changes only what is planned of a sequence (in_step, starte
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from nodes.core.events import Push, StepPlan, StepSize, Work
 from nodes.core.sequence import Roster, Sequence
 from nodes.engines.engine import Chunk
 from transfer.terms import RequestId
 
-
-class InStep(NamedTuple):
-    """One sequence of a step: the tokens it computes, and what its num_pushed was, to undo the plan."""
-
-    sequence: Sequence
-    num_tokens: int
-    num_pushed: int
+InStep = tuple[Sequence, int, int]
+"""One sequence of a step, the tokens it computes, and what its num_pushed was, to undo the plan."""
 
 
 def plan_step(
@@ -30,7 +23,7 @@ def plan_step(
     A sequence whose leading blocks are still arriving is left out beside decodes: they must not wait for a pool."""
     in_step: list[InStep] = []
     for sequence in roster.running:
-        in_step.append(InStep(sequence, 1, sequence.num_pushed))
+        in_step.append((sequence, 1, sequence.num_pushed))
         sequence.in_step = True
     pushes: list[Push] = []
     started: list[RequestId] = []
@@ -47,7 +40,7 @@ def plan_step(
         count = min(left, sequence.num_to_compute - sequence.num_computed)
         left -= count
         num_prefill_tokens += count
-        in_step.append(InStep(sequence, count, sequence.num_pushed))
+        in_step.append((sequence, count, sequence.num_pushed))
         sequence.in_step = True
         if sequence.work is Work.PREFILL:
             _push_final_blocks(sequence, count, pushes)
@@ -58,8 +51,8 @@ def plan_step(
         return None
     chunks: list[Chunk] = []
     if not bare:
-        chunks = [_decode_chunk(one.sequence) for one in in_step[:num_running]]
-        chunks += [_prefill_chunk(one.sequence, one.num_tokens) for one in in_step[num_running:]]
+        chunks = [_decode_chunk(sequence) for sequence, _, _ in in_step[:num_running]]
+        chunks += [_prefill_chunk(sequence, count) for sequence, count, _ in in_step[num_running:]]
     return StepPlan(
         chunks=chunks, pushes=pushes, started=started, num_prefill_tokens=num_prefill_tokens, preempted=preempted,
         arriving=arriving, size=step_size(in_step) if bare else None,
@@ -89,10 +82,10 @@ def num_even_steps(roster: Roster, in_step: list[InStep]) -> int:
         params = sequence.params
         if not sequence.in_step or sequence.pause_wanted or params is None or not sequence.reported_cached:
             return 0
-        length = len(sequence.tokens)
+        before = sequence.num_computed  # all tokens but the last
         steps = min(
-            steps, params.max_tokens - sequence.num_output - 1, sequence.max_length - length - 1,
-            len(sequence.table.blocks) * sequence.block_size - length,
+            steps, params.max_tokens - sequence.num_output - 1, sequence.max_length - before - 2,
+            len(sequence.table.blocks) * sequence.block_size - before - 1,
         )  # fmt: skip
     return max(0, steps)
 

@@ -7,10 +7,6 @@ from nodes.core.residency import Residency
 from nodes.core.sequence import Roster, State
 from transfer.wire.messages import Holding, LoadReport
 
-_COMPUTES = (State.PREFILLING, State.RUNNING, State.PAUSED)
-_WAITS = (State.WAITING, State.RECEIVING, State.FETCHING)
-_TO_PREFILL = (State.WAITING, State.FETCHING, State.PREFILLING)
-
 
 def load_report(
     roster: Roster, residency: Residency, pins: list[BlockTable], *, step_s: float = 0.0, speed: float = 1.0,
@@ -18,12 +14,15 @@ def load_report(
 ) -> LoadReport:  # fmt: skip
     """num_waiting counts what does not compute yet. leaked_blocks: references that no table accounts for."""
     by_state, pool = roster.by_state, residency.pool
-    in_tables = sum([len(one.table.blocks) for one in roster.everyone()]) + sum([len(pin.blocks) for pin in pins])
+    fetching = by_state[State.FETCHING]
+    in_tables = sum([len(one.table.blocks) for one in roster.everyone()])
+    if pins:
+        in_tables += sum([len(pin.blocks) for pin in pins])
     return LoadReport(
-        num_running=sum([len(by_state[state]) for state in _COMPUTES]),
-        num_waiting=sum([len(by_state[state]) for state in _WAITS]),
+        num_running=len(roster.prefilling) + len(roster.running) + len(by_state[State.PAUSED]),
+        num_waiting=len(roster.waiting) + len(by_state[State.RECEIVING]) + len(fetching),
         queued_prefill_tokens=sum(
-            [one.num_to_compute - one.num_computed for state in _TO_PREFILL for one in by_state[state]]
+            [one.num_to_compute - one.num_computed for one in (*roster.waiting, *fetching, *roster.prefilling)]
         ),
         num_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
@@ -38,9 +37,4 @@ def load_report(
 
 def holdings(roster: Roster) -> tuple[Holding, ...]:
     """Every request that is here, also without a block yet or any more, and those dropped in the running step."""
-    return tuple(
-        [
-            Holding(request_id=one.request_id, generation=one.generation, num_blocks=len(one.table.blocks))
-            for one in roster.everyone()
-        ]
-    )
+    return tuple([one.holding() for one in roster.everyone()])

@@ -128,10 +128,11 @@ class Residency:
             sequence.num_committed = last
 
     def grow_running(self) -> None:
-        """Give every running sequence the block its next token needs. Where none is free the sequence of highest
-        rank gives all of its blocks up, maybe the one that asks. Only between steps: a victim must not be in one."""
+        """Give every running sequence the block its last token, which alone is not computed, needs. Where none is free
+        the sequence of highest rank gives all of its blocks up, maybe the one that asks. Only between steps: a victim
+        must not be in one."""
         size = self.config.block_size
-        needy = [one for one in self._roster.running if len(one.tokens) > len(one.table.blocks) * size]
+        needy = [one for one in self._roster.running if one.num_computed >= len(one.table.blocks) * size]
         for sequence in needy:
             count = sequence.num_blocks_needed - len(sequence.table.blocks)
             while sequence.state is State.RUNNING and not self.pool.extend(
@@ -140,10 +141,11 @@ class Residency:
                 self._preempt(self._victim())
 
     def _victim(self) -> Sequence:
-        """Prefill work never: it holds only what it was admitted with, and its KV may be on its way already."""
+        """Prefill work never: it holds only what it was admitted with, and its KV may be on its way already. Nor whose
+        blocks a fetch still writes."""
         victim = self._roster.running[-1]
         for sequence in reversed(self._roster.prefilling):
-            if sequence.work is not Work.PREFILL:
+            if sequence.work is not Work.PREFILL and not sequence.arriving_blocks:
                 return max(victim, sequence, key=lambda one: one.rank)
         return victim
 

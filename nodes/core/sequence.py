@@ -17,6 +17,7 @@ from nodes.engines.engine import Sampling
 from transfer.errors import IllegalTransition
 from transfer.kv.block import block_hashes
 from transfer.terms import FinishReason, pack_tokens
+from transfer.wire.messages import Holding
 
 _HISTORY = 32
 
@@ -93,10 +94,11 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted", "arriving_blocks", "banned", "block_size", "deadline", "fetched_blocks", "generation",
-        "have_blocks", "history", "in_step", "keys", "max_length", "num_committed", "num_computed", "num_output",
-        "num_pushed", "overlapped", "owed", "params", "pause_wanted", "rank", "reported_cached", "request_id", "spec",
-        "started", "state", "stops", "table", "tokens", "valid_blocks", "work",
+        "_holding", "admitted", "arriving_blocks", "banned", "block_size", "deadline", "fetch_blocks",
+        "fetched_blocks", "generation", "have_blocks", "history", "in_step", "keys", "max_length", "num_committed",
+        "num_computed", "num_output", "num_pushed", "overlapped", "owed", "params", "pause_wanted", "rank",
+        "reported_cached", "request_id", "spec", "started", "state", "stops", "table", "tokens", "valid_blocks",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +118,7 @@ class Sequence:
         self.table = BlockTable()
         self.keys: list[BlockKey] = list(spec.keys)
         self.num_computed = self.num_committed = self.num_pushed = 0
+        self.fetch_blocks = spec.fetch_blocks
         self.have_blocks = self.fetched_blocks = self.arriving_blocks = 0
         self.valid_blocks: int | None = None
         self.overlapped = False
@@ -123,6 +126,7 @@ class Sequence:
         self.admitted = self.started = self.in_step = self.pause_wanted = False
         self.reported_cached = spec.work is not Work.LOCAL
         self.owed: list[Gone] = []
+        self._holding: Holding | None = None
 
     def move(self, event: str) -> State:
         """Take `event`; returns the new state. Raises IllegalTransition when the table has no such move."""
@@ -149,7 +153,7 @@ class Sequence:
 
     @property
     def num_blocks_to_fetch(self) -> int:
-        return min(self.spec.fetch_blocks, self.num_shareable_blocks) if self.work is Work.PREFILL else 0
+        return min(self.fetch_blocks, self.num_shareable_blocks)
 
     @property
     def growth_blocks(self) -> int:
@@ -201,17 +205,27 @@ class Sequence:
         return None
 
     def report_cached(self) -> int:
-        """Prompt tokens the prefix cache saved; said once."""
+        """Prompt tokens that prefix cache and pool saved; said once."""
         self.reported_cached = True
-        return min(self.have_blocks * self.block_size, len(self.spec.tokens) - self.spec.num_output)
+        saved = (self.have_blocks + self.fetched_blocks) * self.block_size
+        return min(saved, len(self.spec.tokens) - self.spec.num_output)
+
+    def holding(self) -> Holding:
+        """What it holds, for a heartbeat: the last answer again while that has not changed."""
+        num_blocks, told = len(self.table.blocks), self._holding
+        if told is None or told.num_blocks != num_blocks:
+            told = Holding(request_id=self.request_id, generation=self.generation, num_blocks=num_blocks)
+            self._holding = told
+        return told
 
     def renew(self, now: float) -> None:
         """The lease starts anew; it matters in the LEASED states."""
         self.deadline = now + self.spec.lease_s
 
     def restart(self) -> None:
-        """After a preemption: nothing is computed any more, and all of prompt and output is local work."""
-        self.num_computed = 0
+        """After a preemption: nothing is computed any more, and all of prompt and output is local work. Nothing is
+        fetched a second time: it may still be in the prefix cache."""
+        self.num_computed = self.fetch_blocks = 0
         self.work = Work.LOCAL
 
 
@@ -225,11 +239,11 @@ class Roster:
         self.waiting = self.by_state[State.WAITING]
         self.prefilling = self.by_state[State.PREFILLING]
         self.running = self.by_state[State.RUNNING]
+        self._active = tuple(self.by_state[state] for state in ACTIVE)
 
     @property
     def num_active(self) -> int:
-        by_state = self.by_state
-        return sum(len(by_state[state]) for state in ACTIVE)
+        return sum(map(len, self._active))
 
     def add(self, sequence: Sequence) -> None:
         self.live[sequence.request_id] = sequence

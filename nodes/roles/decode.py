@@ -1,15 +1,18 @@
 """The decode role: reserve blocks first, take the KV that arrives, generate, move running requests elsewhere.
 
-Also computes prompts itself when asked to (Reserve.remote False): short ones, and all of them on a mixed instance.
+Also computes prompts itself when asked to (Reserve.remote False): short ones, and all of them on a mixed instance;
+their leading blocks may come from a pool.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from nodes.core.events import (
     Admitted,
     CannotPause,
+    Computed,
     Emit,
     Gone,
     Grow,
@@ -31,7 +34,6 @@ from transfer.terms import RequestId, Role, TokenIds, unpack_tokens
 from transfer.wire.messages import (
     KvReceived,
     Migrate,
-    PrefillStarted,
     RequestLost,
     Reserve,
     Reserved,
@@ -88,18 +90,20 @@ class DecodeRole(BatchRole):
 
 
 class DecodeLeg(Leg):
-    """One request that generates here. Blocks that a peer may still write return only after the port's revoke,
-    blocks that a migration may still read only after its sender's abort."""
+    """One request that generates here. Blocks that a peer may still write return only after the port's revoke, those
+    that a fetch may write only after its end, those that a migration may still read only after its sender's abort."""
 
     def __init__(self, shell: BatchShell, message: Reserve, tokens: TokenIds) -> None:
-        work = Work.RECEIVE if message.remote else Work.LOCAL
+        work, source = (Work.RECEIVE, None) if message.remote else (Work.LOCAL, message.source)
         super().__init__(
             shell,
             SequenceSpec(
                 request_id=message.request_id, generation=message.generation, work=work, tokens=tokens,
                 num_output=message.num_output, sampling=message.sampling, root=shell.context.root(message.salt),
                 lease_s=message.lease_s, priority=message.priority,
+                fetch_blocks=source.num_blocks if source else 0,
             ),
+            source,
         )  # fmt: skip
         self._message = message
         self.tokens = list(tokens)
@@ -107,7 +111,8 @@ class DecodeLeg(Leg):
         self._reserved: Reserved | None = None
         self._receiving = message.remote
         self._migration: Migration | None = None
-        self._finished = False
+        self._fetching: asyncio.Task[None] | None = None
+        self._finished = self._over = False
 
     def admitted(self, effect: Admitted) -> None:
         super().admitted(effect)
@@ -116,6 +121,8 @@ class DecodeLeg(Leg):
             have_tokens=effect.have_blocks * self.shell.context.block_size, free_blocks=effect.free_blocks,
         )  # fmt: skip
         self.shell.context.send(self._reserved)
+        if self._source is not None:
+            self._fetching = self.shell.spawn(self.fetch_leading(), f"fetch {self.request_id}", self._fetch_over)
 
     def repeated(self) -> None:
         """Answers again and renews the lease: so the control plane keeps it while a prefill waits in its queue."""
@@ -129,8 +136,15 @@ class DecodeLeg(Leg):
                 refusal(self._message, effect.reason, retry=effect.retry, free_blocks=effect.free_blocks)
             )
 
-    def started(self) -> None:
-        self.shell.context.send(PrefillStarted(request_id=self.request_id, generation=self.generation))
+    def computed(self, effect: Computed) -> None:
+        self.shell.writer.offer(self.request_id, self.spec.tokens[:-1], self.spec.root)
+        if self._source is not None:
+            self.shell.context.send(self.prefill_done(effect, asyncio.get_running_loop().time()))
+
+    def _fetch_over(self) -> None:
+        """The fetch has ended, in whatever way. Where it was stopped the leg waited for that."""
+        if not self._over and self._fetching is not None and self._fetching.cancelled():
+            self.let_go(self.aborted or "the instance stops")
 
     # --- KV comes in ----------------------------------------------------------------------------------------
 
@@ -223,13 +237,15 @@ class DecodeLeg(Leg):
         self.aborted = self.aborted or reason
         if self._migration is not None:
             self._migration.abort()  # which drops the leg when nobody reads its blocks any more
-        else:
-            self.shell.drop(self, reason)
+        elif self._fetching is None or not self._fetching.cancel():  # _fetch_over follows
+            self.let_go(reason)
 
     def gone(self, effect: Gone) -> None:
-        self._receiving = False
+        self._receiving, self._over = False, True
         if self._migration is not None:
             self._migration.gone(effect)
+        if self._fetching is not None:
+            self._fetching.cancel()
         if self._finished:
             self.shell.writer.offer(self.request_id, self.tokens[:-1], self.spec.root)
         elif effect.lost is not None and self.aborted is None:

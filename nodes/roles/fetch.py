@@ -1,4 +1,4 @@
-"""One prefill's leading blocks come from a pool, and the rest of its prompt is computed meanwhile where that pays.
+"""A prompt's leading blocks come from a pool, and the rest of it is computed meanwhile where that pays.
 
 Times are the event loop's. What a failed fetch leaves is computed: it costs time, never the request.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class PoolFetch:
     """Blocks [leg.have_blocks, upto) of an admitted leg. `run` once, and cancel it to stop; it ends within half a
-    lease, and from then on nothing writes into the blocks.
+    lease, and from then on nothing writes into the blocks. When it was stopped, open its gate once the core knows.
 
     The core hears Arriving as soon as the first layer is here and the rest will not take longer than the first step
     beside it: joining earlier would make others wait in that step and bring nothing. Where requests decode it never
@@ -47,8 +47,8 @@ class PoolFetch:
 
     @property
     def fetch_s(self) -> float:
-        """Start to end."""
-        return self._ended_at - self.gate.since
+        """Start to end, or until now."""
+        return (self._ended_at if self._ended else self._loop.time()) - self.gate.since
 
     @property
     def exposed_s(self) -> float:
@@ -83,7 +83,6 @@ class PoolFetch:
                 self.gate.fail(reason)
             self._end()
         finally:
-            self.gate.let_go()
             if self._timer is not None:
                 self._timer.cancel()
 

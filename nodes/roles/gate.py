@@ -65,8 +65,7 @@ class FetchGate:
             self._wake()
 
     def let_go(self) -> None:
-        """Nobody wants the sequence any more: a step with it ends undisturbed, whatever it computes of it. It must not
-        draw its tokens (prefill work draws none)."""
+        """Nobody wants the sequence, as the core knows: a step with it ends undisturbed, whatever it computes of it."""
         with self._changed:
             self._let_go = True
             self._wake()

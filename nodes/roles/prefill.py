@@ -7,15 +7,14 @@ import asyncio
 from nodes.core.events import Admitted, Computed, Gone, Handed, NotAdmitted, SequenceSpec, Work
 from nodes.roles.base import BatchRole
 from nodes.roles.context import sleep_until
-from nodes.roles.fetch import PoolFetch
 from nodes.roles.leg import Leg
 from nodes.roles.refusals import refusal
 from nodes.roles.shell import BatchShell
 from nodes.roles.stream import PushStream
 from transfer.errors import InvalidValue, KvError
-from transfer.kv.port import KvKind, KvOffer, KvSender, KvTrailer, SendStats
+from transfer.kv.port import KvKind, KvOffer, KvSender, KvTrailer
 from transfer.terms import Role, TokenIds, unpack_tokens
-from transfer.wire.messages import KvSource, Prefill, PrefillDone, PrefillStarted
+from transfer.wire.messages import Prefill, PrefillDone
 
 
 class PrefillRole(BatchRole):
@@ -47,6 +46,7 @@ class PrefillLeg(Leg):
                 num_output=0, sampling=None, root=shell.context.root(message.salt), lease_s=message.lease_s,
                 priority=message.priority, fetch_blocks=message.source.num_blocks if message.source else 0,
             ),
+            message.source,
         )  # fmt: skip
         self._message = message
         loop = asyncio.get_running_loop()
@@ -54,12 +54,10 @@ class PrefillLeg(Leg):
         self._computed: asyncio.Future[Computed] = loop.create_future()
         self._stream: PushStream | None = None
         self._sender: KvSender | None = None
-        self._fetch: PoolFetch | None = None
         self._done: PrefillDone | None = None
         self._failure: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = False
-        self._started_s: float | None = None
         self._computed_s = 0.0
 
     # --- what the shell tells -------------------------------------------------------------------------------
@@ -71,9 +69,6 @@ class PrefillLeg(Leg):
     def stream(self) -> PushStream | None:
         return self._stream
 
-    def fetch(self) -> PoolFetch | None:
-        return self._fetch
-
     def admitted(self, effect: Admitted) -> None:
         super().admitted(effect)
         context, now = self.shell.context, asyncio.get_running_loop().time()
@@ -84,11 +79,6 @@ class PrefillLeg(Leg):
         self._stream.finalise(self.have_blocks, now, now)
         if not self._admitted.done():
             self._admitted.set_result(None)
-
-    def started(self) -> None:
-        if self._started_s is None:
-            self._started_s = asyncio.get_running_loop().time()
-            self.shell.context.send(PrefillStarted(request_id=self.request_id, generation=self.generation))
 
     def computed(self, effect: Computed) -> None:
         self._computed_s = asyncio.get_running_loop().time()
@@ -142,7 +132,7 @@ class PrefillLeg(Leg):
         reason = self.aborted or self._failure or "the instance stops"
         if self._sender is not None:
             self._sender.abort(reason)  # first, so that nobody reads the blocks when they return
-        self.shell.drop(self, reason)
+        self.let_go(reason)
 
     async def _hand_off(self) -> PrefillDone:
         # No deadline on the queue and on compute: the core serves in order, every step has a deadline
@@ -151,16 +141,13 @@ class PrefillLeg(Leg):
         self._sender = await self._open()
         if self._stream is not None:
             self._stream.attach(self._sender, asyncio.get_running_loop().time())
-        source = self._message.source
-        if source is not None and self._num_fetchable(source) > self.have_blocks:
-            self._fetch = PoolFetch(self.shell, self, source.peer, self._num_fetchable(source))
-            await self._fetch.run()
+        await self.fetch_leading()
         computed = await self._computed
         if self._stream is not None:
             self._stream.finalise(len(self.blocks), self._computed_s, self._computed_s)
             await sleep_until(self._stream.sent_at)
         stats = await self._sender.commit(KvTrailer(num_tokens=len(self.spec.tokens) - 1), self._message.lease_s)
-        return self._report(computed, stats)
+        return self.prefill_done(computed, self._computed_s, stats)
 
     async def _open(self) -> KvSender:
         message, context = self._message, self.shell.context
@@ -172,18 +159,3 @@ class PrefillLeg(Leg):
         )  # fmt: skip
         timeout_s = min(context.bounds.open_s, message.lease_s)
         return await context.port.open(message.target, offer, self.blocks[first:], timeout_s)
-
-    def _num_fetchable(self, source: KvSource) -> int:
-        """Leading whole blocks before the last token: what the core waits for when more than it has cached."""
-        return min(source.num_blocks, (len(self.spec.tokens) - 1) // self.shell.context.block_size)
-
-    def _report(self, computed: Computed, stats: SendStats) -> PrefillDone:
-        acknowledged_s = asyncio.get_running_loop().time()
-        return PrefillDone(
-            request_id=self.request_id, generation=self.generation, computed_tokens=computed.computed_tokens,
-            cached_tokens=computed.cached_tokens, fetched_tokens=computed.fetched_tokens,
-            prefill_s=self._computed_s - (self._started_s or self._computed_s), transfer_s=stats.transfer_s,
-            exposed_s=acknowledged_s - self._computed_s, transfer_bytes=stats.num_bytes,
-            fetch_s=self._fetch.fetch_s if self._fetch else 0.0,
-            fetch_exposed_s=self._fetch.exposed_s if self._fetch else 0.0,
-        )  # fmt: skip

@@ -6,7 +6,7 @@ Roles (prefill.py, decode.py) add legs; the shell knows no order but Abort and d
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -29,6 +29,7 @@ from nodes.core.events import (
     Tick,
     Unpinned,
 )
+from nodes.core.legs import Legs
 from nodes.engines.engine import Chunk
 from nodes.engines.prediction import predicted_step_s
 from nodes.roles.cache import CacheFeed
@@ -39,16 +40,11 @@ from nodes.roles.writer import PoolWriter
 from transfer.terms import RequestId
 from transfer.wire.messages import Abort, LoadReport, Released, TokenItem
 
-MAX_FENCES, FENCE_S = 4096, 120.0
-"""What ended is remembered so long: far beyond any delay of an order (a silent session ends within seconds)."""
-_NO_FENCE = -1, 0.0
-
 
 class BatchShell:
     """Owns the core, its stepping task and the legs. `failed` is told what ends the instance (EngineFailed, a bug).
 
-    Idempotent by (request_id, generation): what ended here does not begin again, an older generation never
-    does, a newer one begins when the older has let go of its blocks.
+    Idempotent by (request_id, generation), see nodes/core/legs.py.
     """
 
     def __init__(self, context: RoleContext, failed: Callable[[Exception], None]) -> None:
@@ -58,10 +54,7 @@ class BatchShell:
         self.writer = PoolWriter(context, self.handle)
         self.link = Link(context.engine)
         self._loop = asyncio.get_running_loop()
-        self._legs: dict[RequestId, Leg] = {}
-        self._next: dict[RequestId, Leg] = {}
-        self._aborts: dict[RequestId, int] = {}
-        self._fences: OrderedDict[RequestId, tuple[int, float]] = OrderedDict()  # generation, and since when
+        self.legs = Legs[Leg](self._began)
         self._events: deque[Event] = deque()
         self._handling = False
         self._empty = asyncio.Event()
@@ -108,12 +101,11 @@ class BatchShell:
 
     @property
     def idle(self) -> bool:
-        return not self._legs and not self._next and self.core.idle
+        return self.legs.idle and self.core.idle
 
     def leg(self, request_id: RequestId, generation: int | None = None) -> Leg | None:
         """The leg of exactly this generation; of any when None."""
-        leg = self._legs.get(request_id)
-        return leg if leg is not None and generation in (None, leg.generation) else None
+        return self.legs.find(request_id, generation)
 
     def role_changed(self) -> None:
         """The same engine and cache, another phase: measurements start anew."""
@@ -136,40 +128,16 @@ class BatchShell:
 
     def admit(self, leg: Leg) -> None:
         """Begin a leg, unless this generation or a newer one is here or has ended here."""
-        if leg.generation <= self._fences.get(leg.request_id, _NO_FENCE)[0]:
-            return
-        here = self._legs.get(leg.request_id)
-        if here is None:
-            self._begin(leg)
-        elif here.generation == leg.generation and not here.forgotten:
-            here.repeated()
-        elif here.generation < leg.generation or here.forgotten:
-            waiting = self._next.get(leg.request_id)
-            if waiting is None or waiting.generation < leg.generation:
-                self._next[leg.request_id] = leg
-            here.abort("the request was placed again")
+        self.legs.admit(leg)
 
     def abort(self, message: Abort) -> None:
         """End every leg of the request up to this generation; Released follows when it holds nothing."""
-        request_id, generation = message.request_id, message.generation
-        self._aborts[request_id] = max(generation, self._aborts.get(request_id, -1))
-        self._fence(request_id, generation)
-        waiting = self._next.get(request_id)
-        if waiting is not None and waiting.generation <= generation:
-            del self._next[request_id]
-        leg = self._legs.get(request_id)
-        if leg is None or leg.generation > generation:
-            self.handle(Drop(request_id=request_id, generation=generation, reason=message.reason))
-        else:
-            leg.abort(message.reason)
+        if not self.legs.abort(message, self._loop.time()):
+            self.handle(Drop(request_id=message.request_id, generation=message.generation, reason=message.reason))
 
     def drop_all(self, reason: str) -> None:
-        """Forget every request: the control plane that placed them is gone. Another one may count generations anew."""
-        self._next.clear()
-        self._fences.clear()
-        for leg in list(self._legs.values()):
-            leg.forgotten = True
-            leg.abort(reason)
+        """Forget every request: the control plane that placed them is gone."""
+        self.legs.forget_all(reason)
 
     def drop(self, leg: Leg, reason: str) -> None:
         """Give a leg's blocks back; nobody writes into them or reads them from here on."""
@@ -225,9 +193,10 @@ class BatchShell:
                 leg.admitted(effect)
             case NotAdmitted():
                 self.writer.give_way()
-                self._end(leg, fence=False)  # nothing was held: the same order may come again
+                self.legs.refused(leg)
+                self._maybe_empty()
                 leg.refused(effect)
-                self._begin_next(leg.request_id)
+                self.legs.begin_next(leg.request_id)
             case Computed():
                 leg.computed(effect)
             case Grown():
@@ -245,51 +214,32 @@ class BatchShell:
         self._steps.items.append(_item(effect))
 
     def _gone(self, effect: Gone) -> None:
-        leg = self._legs.get(effect.request_id)
-        ended = leg if leg is not None and leg.generation <= effect.generation else None
+        ended = self.legs.gone(effect, self._loop.time())
         if ended is not None:
             if effect.lost is not None:
                 self.context.port.revoke(ended.request_id, ended.generation)
-            self._end(ended)
+            self._maybe_empty()
             ended.gone(effect)
-        aborted = self._aborts.get(effect.request_id)
-        if aborted is not None and (
-            effect.generation >= aborted or (ended is not None and ended.generation <= aborted)
-        ):
-            del self._aborts[effect.request_id]
+        aborted = self.legs.answered(effect, ended)
+        if aborted is not None:
             self.context.send(Released(request_id=effect.request_id, generation=aborted, num_blocks=effect.num_blocks))
-        self._begin_next(effect.request_id)
+        self.legs.begin_next(effect.request_id)
 
-    def _begin(self, leg: Leg) -> None:
-        self._legs[leg.request_id] = leg
+    def _began(self) -> None:
         self._empty.clear()
         if self._ticker is None:
             self._tick_later()
-        leg.begin()
 
-    def _begin_next(self, request_id: RequestId) -> None:
-        if request_id not in self._legs and (leg := self._next.pop(request_id, None)) is not None:
-            self._begin(leg)
-
-    def _end(self, leg: Leg, *, fence: bool = True) -> None:
-        del self._legs[leg.request_id]
-        if fence and not leg.forgotten:
-            self._fence(leg.request_id, leg.generation)
-        if not self._legs:
+    def _maybe_empty(self) -> None:
+        if not self.legs.live:
             self._empty.set()
-
-    def _fence(self, request_id: RequestId, generation: int) -> None:
-        fences, now = self._fences, self._loop.time()
-        fences[request_id] = max(generation, fences.pop(request_id, _NO_FENCE)[0]), now
-        while len(fences) > MAX_FENCES or now - next(iter(fences.values()))[1] > FENCE_S:
-            fences.popitem(last=False)
 
     def _tick_later(self) -> None:
         self._ticker = self._loop.call_later(self.context.bounds.tick_s, self._tick)
 
     def _tick(self) -> None:
         self._ticker = None
-        if self._legs:
+        if self.legs.live:
             self._tick_later()
         self.handle(Tick())
 

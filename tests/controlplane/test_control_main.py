@@ -90,10 +90,10 @@ def addresses(process: Process) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def call(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+def call(url: str, body: dict[str, Any] | None = None, method: str | None = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=30) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data, method=method), timeout=30) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -174,6 +174,7 @@ def test_a_fleet_joins_serves_and_history_survives_a_restart(spawn: Spawn, tmp_p
     (record,) = call(f"{url}/v1/requests")[1]["requests"]
     assert (record["prefill"], record["decode"], record["good"]) == ("p0", "d0", True)
     assert sum(record["stages_s"].values()) == pytest.approx(record["ttft_s"], rel=0.02)
+    check_screens(url)
     process.child.send_signal(signal.SIGINT)
     assert process.wait() == 0
     assert not ready.exists()
@@ -183,6 +184,46 @@ def test_a_fleet_joins_serves_and_history_survives_a_restart(spawn: Spawn, tmp_p
     assert call(f"{addresses(again)[0]}/v1/requests/{record['request_id']}") == (200, record)
     flights = list((tmp_path / "state" / "flight").glob("*.msgpack"))
     assert len(flights) == 2
+
+
+def test_the_autopilots_mode_pins_and_reasons_survive_a_kill(spawn: Spawn) -> None:
+    process = spawn(*EMULATED, "--set", "scheduler.autopilot_every_s=0.1")
+    url, wire = addresses(process)
+    spawn("--control", wire, *EMULATED, "--instance", "d0=decode", module="nodes.agent")
+    while not call(f"{url}/v1/fleet")[1]["instances"]:
+        time.sleep(0.02)
+    assert call(f"{url}/v1/autopilot", {"mode": "auto", "floor": 2, "actor": "alice"}, "PUT")[0] == 200
+    assert call(f"{url}/v1/autopilot/pins", {"subject": "split", "why": "a test"})[0] == 200
+    assert call(f"{url}/v1/autopilot/pins", {"subject": "d0", "ttl_s": 600.0})[0] == 200
+    time.sleep(0.3)
+    said = call(f"{url}/v1/autopilot/looks?since_s=60")[1]["looks"]
+    assert "requests in the last" in said[0]["line"], said
+    process.child.kill()
+    process.wait()
+    again, _ = addresses(spawn(*EMULATED))
+    view = call(f"{again}/v1/autopilot")[1]
+    assert (view["mode"], view["settings"]["floor"]) == ("auto", 2)
+    assert [(one["subject"], one["why"]) for one in view["pins"]] == [("split", "a test"), ("d0", "")]
+    assert 500.0 < view["pins"][1]["left_s"] < 600.0
+    kept = call(f"{again}/v1/autopilot/looks")[1]["looks"]
+    assert said[-1]["look_id"] in [row["look_id"] for row in kept]
+    assert kept[-1]["ended_at"] >= kept[-1]["began_at"] > time.time() - 60
+    assert call(f"{again}/v1/autopilot/looks?since_s=-1")[0] == 400
+
+
+def check_screens(url: str) -> None:
+    """What screens ask for is sampled, counted and refused by the running program."""
+    deadline = time.monotonic() + 5
+    while not (found := call(f"{url}/v1/series?names=instance.d0.kv_use,in_flight,offered_per_s")[1]["series"]):
+        assert time.monotonic() < deadline, "nothing was sampled"
+        time.sleep(0.05)
+    assert {"instance.d0.kv_use", "in_flight"} <= set(found)
+    (link,) = call(f"{url}/v1/kv")[1]["links"]
+    assert (link["prefill"], link["decode"], link["num_transfers"]) == ("p0", "d0", 1)
+    assert link["num_bytes"] > 0
+    version = call(f"{url}/v1/fleet")[1]["version"]
+    status, refused = call(f"{url}/v1/instances/d0/drain", {"base_version": version})
+    assert (status, "d0 is the last ready decode instance" in refused["error"]["message"]) == (409, True)
 
 
 def test_a_node_of_another_model_is_refused_with_a_sentence(spawn: Spawn) -> None:

@@ -72,8 +72,10 @@ def test_1p1d_cold_then_prefix_cache_then_pool(tmp_path: Path, smollm2_dir: Path
 
 @SHORT_OR_ALL
 def test_forced_preemption_changes_no_token(tmp_path: Path, smollm2_dir: Path, prompts: list[dict[str, Any]]) -> None:
-    """A decode arena too small for what runs in it preempts and recomputes; small steps chunk every prompt."""
-    env = {"PHASEPLANE_NUM_BLOCKS": "256", "PHASEPLANE_TOKEN_BUDGET": "64", "PHASEPLANE_MAX_RUNNING": "32"}
+    """A decode arena too small for what runs in it preempts and recomputes; small steps chunk every prompt. Under a
+    policy that does not foresee that memory runs out, as goodput does."""
+    env = {"PHASEPLANE_NUM_BLOCKS": "256", "PHASEPLANE_TOKEN_BUDGET": "64", "PHASEPLANE_MAX_RUNNING": "32",
+           "PHASEPLANE_SCHEDULER_POLICY": "slo"}  # fmt: skip
     with running(tmp_path / "s", "--prefill", "1", "--decode", "1", *F32, env=env) as fleet:
         ask(fleet, prompts)
         state = fleet.at_rest()
@@ -100,11 +102,20 @@ def test_migration_changes_no_token(tmp_path: Path, smollm2_dir: Path, prompts: 
 
 
 @pytest.mark.slow
-def test_mixed_instance_is_the_same_model(tmp_path: Path, smollm2_dir: Path) -> None:
-    """The colocated baseline: prompts and decodes share one instance's steps."""
-    with running(tmp_path / "s", "--prefill", "0", "--decode", "0", "--mixed", "1", *F32) as fleet:
+def test_mixed_instance_is_the_same_model_with_and_without_a_pool(tmp_path: Path, smollm2_dir: Path) -> None:
+    """The colocated baseline: prompts and decodes share one instance's steps; then their fronts come from the pool."""
+    with running(tmp_path / "s", "--prefill", "0", "--decode", "0", "--mixed", "1", "--pool", "1", *F32) as fleet:
         ask(fleet, SHORT)
         fleet.at_rest()
+        before = fleet.epochs()
+        fleet.kill("node-0")
+        fleet.wait_until_ready(["node-0"], than=before)
+        pooled = ask(fleet, SHORT)
+        assert cached(pooled) > 0.5 * sum(len(prompt["prompt"]) for prompt in SHORT), "the pool was not used"
+        fleet.at_rest()
+        records = fleet.get("/v1/requests?limit=200")["requests"]
+        assert {record["prefill"] for record in records} == {None}
+        assert sum(record["fetched_tokens"] for record in records) > 0.5 * cached(pooled)
 
 
 @pytest.mark.slow

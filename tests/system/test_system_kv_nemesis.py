@@ -21,7 +21,7 @@ from transfer.kv.links.inproc import KvFaults
 from transfer.terms import Slo
 from transfer.wire.inproc import Faults
 
-ENGINES, POOLS = ("p0", "p1", "d0", "d1"), ("k0", "k1")
+ENGINES, POOLS = ("p0", "p1", "d0", "d1", "m0"), ("k0", "k1")
 OPTIONS = Options(num_blocks=140, pool_blocks=200, token_budget=128, speed=0.25)
 CONFIG = CoreConfig(
     classes={"default": Slo(ttft_s=2.0, tpot_s=0.2)}, fetch_latency_s=0.0005, hot_arrivals=3, replicate_again_s=5.0,
@@ -57,6 +57,9 @@ def nemesis(seed: int) -> Counter[str]:
             for name in POOLS:
                 assert system.pool(name).store.check() == 0, f"{name} leaks blocks"
             seen["fetched"] += sum(record.fetched_tokens > 0 for record in system.records)
+            seen["fetched where it decodes"] += sum(
+                record.fetched_tokens > 0 and record.prefill is None for record in system.records
+            )
             seen["evicted"] += sum(system.pool(name).store.num_evicted for name in POOLS)
             seen["resumed"] += sum(record.num_resumes for record in system.records)
             now = asyncio.get_running_loop().time()
@@ -100,7 +103,8 @@ def test_right_text_or_a_clear_end() -> None:
     seen: Counter[str] = Counter()
     for seed in range(20):
         seen += nemesis(seed)
-    assert min(seen[what] for what in ("fetched", "evicted", "resumed", "replicated")) > 0, seen
+    assert set(seen) == {"fetched", "fetched where it decodes", "evicted", "resumed", "replicated"}
+    assert min(seen.values()) > 0, seen
 
 
 @pytest.mark.slow

@@ -33,8 +33,7 @@ class Message(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Holding(Struct, frozen=True, array_like=True):
-    """KV blocks an instance holds for one request that is there, 0 while it waits for some: the ledger compares them
-    with what it believes."""
+    """KV blocks held for one request there, 0 while it waits for some: the ledger compares them with its own."""
 
     request_id: RequestId
     generation: int
@@ -63,8 +62,7 @@ class LoadReport(Struct, frozen=True):
     ssd_capacity_blocks: int = 0
     """kv_pool: how many its SSD tier may hold; 0: it has none."""
     unsettled: int = 0
-    """Writes behind what was answered: an engine's stores to pools that wait or run, a pool's blocks that are being put
-    or may yet go to SSD."""
+    """Writes behind what was answered: an engine's stores to pools, a pool's puts and what may yet go to SSD."""
 
 
 class Hello(Message, frozen=True):
@@ -169,11 +167,19 @@ class KvPeer(Struct, frozen=True):
     host_id: str
 
 
+class KvSource(Struct, frozen=True):
+    """Leading whole blocks [0, num_blocks) of the request can be fetched from this pool node."""
+
+    peer: KvPeer
+    num_blocks: int
+
+
 class Reserve(Message, frozen=True):
     """Control -> decode (or mixed): hold blocks for this request.
 
     tokens: pack_tokens(prompt + output so far), of which the last `num_output` are output (> 0 on a resume).
     remote: True: KV of all tokens but the last arrives from a prefill instance; False: compute it here.
+    source: where leading blocks of a prompt that is computed here can be fetched from.
     Idempotent by (request_id, generation).
     """
 
@@ -186,6 +192,7 @@ class Reserve(Message, frozen=True):
     lease_s: float
     salt: str = ""
     priority: int = 0
+    source: KvSource | None = None
 
 
 class Reserved(Message, frozen=True):
@@ -207,13 +214,6 @@ class ReserveRefused(Message, frozen=True):
     free_blocks: int
 
 
-class KvSource(Struct, frozen=True):
-    """Leading whole blocks [0, num_blocks) of the request can be fetched from this pool node."""
-
-    peer: KvPeer
-    num_blocks: int
-
-
 class Prefill(Message, frozen=True):
     """Control -> prefill: make KV of tokens[:-1] and stream blocks from `have_tokens` on to `target`.
 
@@ -233,16 +233,16 @@ class Prefill(Message, frozen=True):
 
 
 class PrefillStarted(Message, frozen=True):
-    """Prefill -> control: the first chunk entered a batch; ends the queue stage."""
+    """Whoever computes the prompt -> control: the first chunk entered a batch; ends the queue stage."""
 
     request_id: RequestId
     generation: int
 
 
 class PrefillDone(Message, frozen=True):
-    """Prefill -> control: KV acknowledged by the target and released here.
+    """Prefill -> control: KV acknowledged by the target, released here. Decode that had a source: first token drawn.
 
-    cached, fetched and computed tokens add up to the prompt less its last token.
+    cached, fetched and computed tokens add up to the prompt, less its last token where decode computes that.
     exposed_s: transfer time that compute did not hide. fetch_s: the pool fetch from start to end, 0.0 without one;
     fetch_exposed_s: the part of it that compute waited for.
     """

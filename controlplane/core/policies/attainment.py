@@ -56,10 +56,12 @@ def weighed(at: Situation) -> list[Candidate]:
 
 
 def _ranked(at: Situation, candidates: Sequence[Candidate], weigh: Weigh) -> list[Candidate]:
-    wanted = at.wanted
-    rows = [(missed, round(cost, 9), one.order, one) for one in candidates for missed, cost in (weigh(one, wanted),)]
+    wanted, most = at.wanted, at.config.num_explained
+    costs = [(missed, round(cost, 9)) for one in candidates for missed, cost in (weigh(one, wanted),)]
+    last = max(sorted(costs)[:most], default=(0, 0.0))
+    rows = [(*cost, one.order, one) for cost, one in zip(costs, candidates, strict=True) if cost <= last]
     rows.sort(key=lambda row: row[:3])
-    del rows[at.config.num_explained :]
+    del rows[most:]
     for missed, cost, _, one in rows:
         faults = misses(one, wanted)
         if one is rows[0][-1]:

@@ -15,12 +15,10 @@ from controlplane.core.instance import Instance
 from controlplane.core.lifecycle import UNHURRIED_S
 from controlplane.core.placement import Block, Blocked, Candidate
 from controlplane.core.policies.attainment import misses
-from controlplane.core.policies.lightllm import sampled_peak
-from controlplane.core.policies.line import AGED_S, HORIZON_S, free, num_rows, order
-from controlplane.core.policies.memory import LATE_SHARE, Crowd
+from controlplane.core.policies.line import AGED_S, HORIZON_S, free, num_rows, order, takes
+from controlplane.core.policies.memory import AGED_SHARE, LATE_SHARE, Crowd
 from controlplane.core.policies.odds import BAR, FLOOR_S, relative_error
 from controlplane.core.policies.phases import (
-    DISPLACED,
     EASY,
     LOCAL,
     SLACK,
@@ -31,8 +29,10 @@ from controlplane.core.policies.phases import (
     decode_part,
     delayed,
     displaced,
+    first_by_s,
+    holds,
     local_work_s,
-    misses_ttft,
+    misses_first,
     prefill_part,
     prices,
 )
@@ -43,7 +43,7 @@ UNHURRIED = Slo(ttft_s=UNHURRIED_S, tpot_s=1.0)
 """What a request without objectives is placed for."""
 PATIENCE = 0.05
 """A better place that is not free yet is waited for when it is worth this much more."""
-UNLIKELY = 0.7
+UNLIKELY = 0.5
 """With a higher chance to miss its first token, a request goes behind those that can be good."""
 HARMLESS = 0.1
 """Others may lose this much by one that is late."""
@@ -52,25 +52,26 @@ PEAK = 2.5
 NOBODY = 0.02
 """Share of prefill time taken by those that can be good, below which there are none to keep it for."""
 INFINITE = float("inf")
-LATE_AGAIN_S = 0.03
-"""So much later one that is late is tried again."""
+REST = 0.2
+"""Who waits for an instance, or is late, is tried again when so much of its TTFT objective has passed."""
 ALIKE = 0.5
 """Part of the tokens of one that found no room beside the decodes from which another finds none either."""
 CROWDED = "its decode would slow others down past their objective, as of one like it just now"
+NUM_PAIRS = 8
+"""Prefill instances that are looked at beside their best decode, whatever they cost."""
 NUM_LOCAL = 2
 """Decode instances that are weighed for computing the prompt, too."""
-TIGHT = 0.2
-"""Share of KV blocks left below which a decode's coming peak is predicted."""
 
 
 class Way(NamedTuple):
-    """One way to serve the request. prefill None: decode does both."""
+    """One way to serve the request. prefill None: decode does both. limit_s: its first token must come by then."""
 
     cost: float
     prefill: PrefillPart | None
     decode: DecodePart
     misses: float
     ready_s: float
+    limit_s: float
     accepts: bool
 
 
@@ -78,11 +79,11 @@ def place(at: Situation) -> Answer:
     """The way of highest value; or waiting, where a better one comes free in time."""
     slo = at.wanted.slo or UNHURRIED
     late = at.wanted.waited_s >= slo.ttft_s
-    if _still_crowded(at, slo, late) and (not late or _patient(at, slo)):
+    if _still_crowded(at, slo, late) and (not late or _patient(at)):
         return _waits_late(at, slo) if late else Blocked(Block.ROOM, CROWDED)
     price = prices(at)
     if late and not _refused(at) and not _late_may(at, price):
-        return _waits_late(at, slo, 0.0)
+        return _waits_late(at, slo)
     ways = _ways(at, slo, price)
     if not ways:
         if any(at.estimator.open_decodes(group) for group in (at.group.decodes, at.group.mixed)):
@@ -90,20 +91,20 @@ def place(at: Situation) -> Answer:
         return []
     best = ways[0]
     error_s = _error_s(best)
-    hopeless = late or at.wanted.waited_s + best.ready_s - error_s > slo.ttft_s
+    hopeless = late or at.wanted.waited_s + best.ready_s - error_s > best.limit_s
     late = hopeless or best.misses > UNLIKELY or best.misses + displacement(at, best, price) > 1.0
     if hopeless and _refused(at):
-        return late_rejection(at.config, at.wanted.waited_s + best.ready_s, slo.ttft_s, at.random, error_s)
+        return late_rejection(at.config, at.wanted.waited_s + best.ready_s, best.limit_s, at.random, error_s)
     at.late = late
     if late:
         ways = _unhurried(at, ways)
         best = ways[0]
-        if not _late_may(at, price) or best.decode.harm > _late_harm(at, slo, best.decode.instance):
+        if not _late_may(at, price) or best.decode.harm > _late_harm(at, best.decode.instance):
             return _waits_late(at, slo)
         spare = price.want <= 0.0 and _spare(at, slo, best)
         at.spare = spare and _idle(best)
-        if not at.spare and at.memory.allowance_s(at.now, _num_servers(at)) <= 0.0:
-            return _waits_late(at, slo, 0.0 if spare else LATE_AGAIN_S)
+        if not at.spare and not _has_turn(at):
+            return _waits_late(at, slo)
     elif best.decode.harm > (1.0 - best.misses) * best.decode.keeps_pace:
         rows = num_rows(at.group)
         at.memory.crowded[at.group.model.name] = Crowd(at.now, rows, slo.tpot_s, at.wanted.num_tokens, best.ready_s)
@@ -112,8 +113,9 @@ def place(at: Situation) -> Answer:
     if taken is None:
         return Blocked(Block.BACKLOG, f"every prefill instance of {at.group.model.name} has work")
     if best is not taken and best.cost + PATIENCE < taken.cost:
-        name = best.prefill.name if best.prefill is not None else best.decode.name
-        return Blocked(Block.BETTER_LATER, f"{name} is worth waiting for ({taken.cost - best.cost:.2f} better)")
+        one = best.prefill.option.instance if best.prefill is not None else best.decode.instance
+        sentence = f"{one.id} is worth waiting for ({taken.cost - best.cost:.2f} better)"
+        return Blocked(Block.BETTER_LATER, sentence, at.now + REST * slo.ttft_s, one)
     return _candidates(at, slo, ways, taken)
 
 
@@ -133,9 +135,9 @@ def _refused(at: Situation) -> bool:
     return at.config.early_reject == "objective" and at.wanted.slo is not None and not at.wanted.resumed
 
 
-def _patient(at: Situation, slo: Slo) -> bool:
+def _patient(at: Situation) -> bool:
     """Of one that is late: it is neither turned away nor its turn for having waited very long."""
-    return not _refused(at) and at.wanted.waited_s - slo.ttft_s <= AGED_S
+    return not _refused(at) and not _aged(at)
 
 
 def _ways(at: Situation, slo: Slo, price: Prices) -> list[Way]:
@@ -144,8 +146,8 @@ def _ways(at: Situation, slo: Slo, price: Prices) -> list[Way]:
     has_pairs = bool(group.prefills and group.decodes)
     decodes: list[DecodePart] = []
     if group.decodes and not (config.colocate == "always" and group.mixed):
-        decodes = [part for part in (decode_part(at, one, slo, price) for one in estimator.decodes())
-                   if _holds(at, part.instance)]  # fmt: skip
+        best = estimator.decodes()[: config.num_considered + 1]
+        decodes = [decode_part(at, one, slo, price) for one in best if holds(at, one)]
         decodes.sort()
     found = _pairs(at, slo, price, decodes) if decodes and group.prefills and at.wanted.num_tokens > 1 else []
     if not (found and price.want == 0.0 and _surely(min(found, key=_cost))):
@@ -156,7 +158,7 @@ def _ways(at: Situation, slo: Slo, price: Prices) -> list[Way]:
     ]:
         found.append(_local(at, short[0], slo, price))
     if group.mixed and (config.colocate != "never" or not has_pairs):
-        found += [_local(at, one, slo, price) for one in estimator.decodes(group.mixed) if _holds(at, one)]
+        found += [_local(at, one, slo, price) for one in estimator.decodes(group.mixed) if holds(at, one)]
     found.sort(key=_cost)
     return found
 
@@ -166,7 +168,7 @@ def displacement(at: Situation, way: Way, price: Prices) -> float:
     if way.prefill is None or not price.want:
         return 0.0
     option = way.prefill.option
-    return DISPLACED * price.want * displaced(option.instance, option.compute_us * option.instance.speed / 1e6, price)
+    return price.want * displaced(option.instance, option.compute_us * option.instance.speed / 1e6, price)
 
 
 def _surely(way: Way) -> bool:
@@ -183,8 +185,8 @@ def _pairs(at: Situation, slo: Slo, price: Prices, decodes: list[DecodePart]) ->
     waited_s, free_cost = at.wanted.waited_s, INFINITE
     found: list[Way] = []
     for part in parts:
-        floor = part.cost + misses_ttft(slo, part.ready_s, waited_s, relative_error(part.option.instance))
-        if floor + decodes[0].cost > free_cost and len(found) >= at.config.num_explained:
+        floor = part.cost + misses_first(slo.ttft_s, part.ready_s, waited_s, relative_error(part.option.instance))
+        if floor + decodes[0].cost > free_cost and len(found) >= NUM_PAIRS:
             continue
         best = _pair(at, slo, part, decodes[0])
         for decode in decodes[1:]:
@@ -203,22 +205,25 @@ def _pair(at: Situation, slo: Slo, part: PrefillPart, decode: DecodePart) -> Way
     one, estimator = part.option.instance, at.estimator
     transfer_s = estimator.transfer_s(one, decode.instance)
     ready_s = part.ready_s + estimator.exposed_s(one, transfer_s, part.option.prefill_s) + decode.step_s
-    chance = misses_ttft(slo, ready_s, at.wanted.waited_s, relative_error(one))
-    return Way(part.cost + decode.cost + chance, part, decode, chance, ready_s, part.accepts)
+    limit_s = first_by_s(slo, at.wanted.usual_output * decode.tpot_s)
+    chance = misses_first(limit_s, ready_s, at.wanted.waited_s, relative_error(one))
+    return Way(part.cost + decode.cost + chance, part, decode, chance, ready_s, limit_s, part.accepts)
 
 
 def _local(at: Situation, one: Instance, slo: Slo, price: Prices) -> Way:
     """One instance computes the prompt beside its decodes, and goes on."""
     estimator = at.estimator
-    work_s, queue_s = local_work_s(estimator, one, at.wanted.num_tokens), estimator.queue_s(one)
+    option = estimator.option(one, alone=True)
+    work_s, fetching_s = local_work_s(option), option.prefill_s - option.compute_s
     part = decode_part(at, one, slo, price, work_s)
-    ready_s = queue_s + work_s + (part.step_s if one.rows else 0.0)
-    chance = misses_ttft(slo, ready_s, at.wanted.waited_s, relative_error(one))
+    ready_s = option.queue_s + fetching_s + work_s + (part.step_s if one.rows else 0.0)
+    limit_s = first_by_s(slo, at.wanted.usual_output * part.tpot_s)
+    chance = misses_first(limit_s, ready_s, at.wanted.waited_s, relative_error(one))
     cost = part.cost + chance + SLACK * ready_s / slo.ttft_s
     if at.group.prefills and estimator.uncached(one) > at.config.local_prefill_tokens:
         cost += delayed(at, one, part.step_s, work_s)
         cost += LOCAL + THEFT * min(1.0, at.memory.stolen_share(one.id, at.now) + at.memory.stolen_by(work_s))
-    return Way(cost, None, part, chance, ready_s, _accepts_local(at, one, queue_s))
+    return Way(cost, None, part, chance, ready_s, limit_s, _accepts_local(at, one, option.queue_s))
 
 
 def _may_compute(at: Situation, one: Instance, has_pairs: bool) -> bool:
@@ -234,22 +239,6 @@ def _accepts(at: Situation, one: Instance, queue_s: float) -> bool:
 
 def _accepts_local(at: Situation, one: Instance, queue_s: float) -> bool:
     return queue_s <= min(HORIZON_S, at.config.prefill_backlog_s)
-
-
-def _holds(at: Situation, one: Instance) -> bool:
-    """Past-Future's question (arXiv 2507.10150), asked only where memory gets tight."""
-    wanted, total = at.wanted, one.hello.num_blocks
-    left = one.room - wanted.need_blocks
-    if not one.rows or left > TIGHT * total:
-        return True
-    growth = at.memory.growth(one.id, at.now)
-    if growth is None:
-        size = at.group.layout.block_size
-        running = at.running(one)
-        peak = sampled_peak(running, at.memory.outputs, at.random)
-        growth = max(0.0, peak - sum(row.num_tokens for row in running)) / size
-        at.memory.grows(one.id, growth, at.now)
-    return left - growth - 0.5 * (wanted.keep_blocks - wanted.need_blocks) >= int(at.config.room_watermark * total)
 
 
 def _error_s(way: Way) -> float:
@@ -274,7 +263,17 @@ def _late_may(at: Situation, price: Prices) -> bool:
     """Whether a request that cannot be good any more may be served now: its turn has come, or nobody wants the time of
     an idle instance."""
     idle = any(not one.rows for one in at.group.prefills) if at.group.prefills else True
-    return (price.want <= 0.0 and idle) or at.memory.allowance_s(at.now, _num_servers(at)) > 0.0
+    return (price.want <= 0.0 and idle) or _has_turn(at)
+
+
+def _has_turn(at: Situation) -> bool:
+    """Whether the share of those that are late has time left. Who is turned away at last has none in it."""
+    share = AGED_SHARE if _aged(at) else LATE_SHARE
+    return not _refused(at) and at.memory.allowance_s(at.now, _num_servers(at), share) > 0.0
+
+
+def _aged(at: Situation) -> bool:
+    return at.wanted.waited_s - (at.wanted.slo or UNHURRIED).ttft_s > AGED_S
 
 
 def _num_servers(at: Situation) -> int:
@@ -293,18 +292,17 @@ def _spare(at: Situation, slo: Slo, way: Way) -> bool:
     return wanted < NOBODY * most or PEAK * wanted + late < most
 
 
-def _late_harm(at: Situation, slo: Slo, one: Instance) -> float:
+def _late_harm(at: Situation, one: Instance) -> float:
     """What others may lose by one that is late. Who has waited very long goes like one that can be good, as long as
     few of the rows there are late ones."""
-    aged = at.wanted.waited_s - slo.ttft_s > AGED_S
-    return 0.99 if aged and one.rows - sum(one.paces.values()) <= LATE_SHARE * one.rows else HARMLESS
+    return 0.99 if _aged(at) and one.rows - sum(one.paces.values()) <= LATE_SHARE * one.rows else HARMLESS
 
 
-def _waits_late(at: Situation, slo: Slo, again_s: float = LATE_AGAIN_S) -> Blocked:
+def _waits_late(at: Situation, slo: Slo) -> Blocked:
     return Blocked(
         Block.BETTER_LATER,
         f"its first token is too late for {slo.ttft_s:g} s already: it waits for time that others do not need",
-        at.now + again_s,
+        at.now + REST * slo.ttft_s,
     )
 
 
@@ -368,4 +366,4 @@ def placed(at: Situation, chosen: Candidate) -> None:
         memory.timely_s.add(work_s, now)
 
 
-GOODPUT = Policy(place, placed=placed, order=order, free=free)
+GOODPUT = Policy(place, placed=placed, order=order, free=free, takes=takes, on_decode=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from controlplane.core.fleet import Group
+from controlplane.core.instance import Instance
 from controlplane.core.lifecycle import Request
 from controlplane.core.policies.memory import Memory
 
@@ -54,4 +55,9 @@ def free(group: Group, now: float, memory: Memory) -> bool:
     crowd = memory.crowded.get(group.model.name)
     if crowd is not None and now - crowd.at_s < CROWDED_S and num_rows(group) >= crowd.rows:
         return False
-    return any(one.rows <= 1 or one.backlog_s(now) <= HORIZON_S for one in group.prefills or group.mixed)
+    return any(takes(one, now) for one in group.prefills or group.mixed)
+
+
+def takes(one: Instance, now: float) -> bool:
+    """Whether an instance is given more prompts."""
+    return one.rows <= 1 or one.backlog_s(now) <= HORIZON_S

@@ -19,6 +19,8 @@ MAX_TENANTS = 1024
 MAX_INSTANCES = 4096
 LATE_SHARE = 0.1
 """Of prefill time, for requests that cannot be good any more while others want it."""
+AGED_SHARE = 0.5
+"""While one of them has waited very long: who comes late waits, but not for ever."""
 MOST_LATE_S = 5.0
 MAX_DUE = 65536
 STOLEN_HALF_LIFE_S = 5.0
@@ -27,7 +29,9 @@ MAX_STOLEN = 0.9
 USUAL_HALF_LIFE_S = 10.0
 PACE_HALF_LIFE_S = 60.0
 MIN_PACES = 30.0
-LEAST_ERROR, MOST_ERROR = 0.02, 0.5
+LEAST_ERROR, MOST_ERROR = 0.01, 0.5
+NEAR = 0.8
+"""Part of an objective from which a pace is near it."""
 GROWTH_S = 0.5
 """How long a predicted growth of KV holds."""
 
@@ -153,16 +157,17 @@ class Memory:
         while len(self.routed) > MAX_INSTANCES:
             self.routed.popitem(last=False)
 
-    def allowance_s(self, now: float, num_servers: int) -> float:
+    def allowance_s(self, now: float, num_servers: int, share: float = LATE_SHARE) -> float:
         """late_s, to which a share of the time of so many prefill instances has been added since it was asked last."""
-        earned_s = LATE_SHARE * num_servers * max(0.0, now - self._late_at_s)
+        earned_s = share * num_servers * max(0.0, now - self._late_at_s)
         self._late_at_s = max(now, self._late_at_s)
         self.late_s = min(MOST_LATE_S, self.late_s + earned_s)
         return self.late_s
 
-    def paced(self, predicted_s: float, measured_s: float, now: float) -> None:
-        """What came of a predicted pace."""
-        if predicted_s > 0.0:
+    def paced(self, predicted_s: float, measured_s: float, limit_s: float, now: float) -> None:
+        """What came of a predicted pace. Only those near their limit tell: far below, batches grow and shrink at will,
+        which is no error of a prediction."""
+        if predicted_s >= NEAR * limit_s:
             self._pace_errors.add(min(1.0, (measured_s / predicted_s - 1.0) ** 2), now)
             self._paces.add(1.0, now)
 

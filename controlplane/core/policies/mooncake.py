@@ -67,10 +67,10 @@ def decode_step_s(at: Situation, then_s: float) -> float:
     stay_s = at.wanted.usual_output * now_s
     due = at.memory.due
     rows = (bisect_right(due, then_s) - bisect_right(due, then_s - stay_s) + 1) / len(decodes)
-    context = at.wanted.num_tokens + at.wanted.usual_output / 2
-    return sum(
-        one.profile.decode_step_s(max(1, round(rows)), round(rows * context)) * one.speed for one in decodes
-    ) / len(decodes)  # fmt: skip
+    batch, context = max(1, round(rows)), round(rows * (at.wanted.num_tokens + at.wanted.usual_output / 2))
+    declared = {one.taste: one.profile for one in decodes}
+    steps_s = {taste: profile.decode_step_s(batch, context) for taste, profile in declared.items()}
+    return sum([steps_s[one.taste] * one.speed for one in decodes]) / len(decodes)
 
 
 def placed(at: Situation, chosen: Candidate) -> None:

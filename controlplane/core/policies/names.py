@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DEFAULT_POLICY = "slo"
-"""`goodput` is ahead of it in simulated fleets, and behind it where a prompt's KV had better be fetched from a pool."""
+"""`goodput` is ahead of it in simulated fleets; when nearly all are late it lets a few wait much longer."""
 
 POLICY_NAMES: dict[str, str] = {
     "goodput": "most requests within their objectives: probability of being good, less the harm to others, less cost",

@@ -9,8 +9,9 @@ from __future__ import annotations
 from math import ceil, erf, sqrt
 from typing import NamedTuple
 
-from controlplane.core.estimate import Estimator, PrefillOption
+from controlplane.core.estimate import PrefillOption
 from controlplane.core.instance import Instance
+from controlplane.core.policies.lightllm import sampled_peak
 from controlplane.core.policies.memory import MAX_STOLEN
 from controlplane.core.policies.odds import FLOOR_S, SQRT2, relative_error, within
 from controlplane.core.policies.protocol import Situation
@@ -20,8 +21,6 @@ SLACK = 0.02
 """What using up a whole objective costs: among ways that keep it, the one that leaves more of it."""
 DEAR = 0.01
 """What the dearest class of hardware costs more than a free one: cheap hardware that keeps the objective goes first."""
-DISPLACED = 0.3
-"""Good requests lost for each usual request whose compute is taken while all compute is wanted."""
 LOCAL = 0.03
 """What computing a prompt beside decodes costs where a prefill instance could: interference that nobody predicts."""
 THEFT = 0.1
@@ -30,6 +29,8 @@ HARM = 0.5
 """Part of a pace that still lies before the average request of a batch when it changes."""
 SHORT = 0.5
 """What overcommitted KV memory costs: somebody is preempted and computed anew."""
+TIGHT = 0.2
+"""Share of KV blocks left below which a decode's coming peak is predicted."""
 SAFE = 4.0
 EASY, SCARCE = 0.3, 0.7
 """Part of TTFT objectives that requests lately used up to which compute is worth nothing, and from which it is worth
@@ -43,11 +44,14 @@ MIXED_STEP = 0.3
 
 
 class Prices(NamedTuple):
-    """What compute is worth now. want: 0 while requests are served well before they are due, 1 when only just."""
+    """What compute is worth now. want: 0 while requests are served well before they are due, 1 when only just. outputs:
+    (share of requests, output length, share of those that run). pace_error: learned lately; None: too little of it."""
 
     want: float
     usual_tokens: float
     dearest: float
+    outputs: tuple[tuple[float, float, float], ...]
+    pace_error: float | None
 
 
 class PrefillPart(NamedTuple):
@@ -80,18 +84,20 @@ def prices(at: Situation) -> Prices:
     usual = memory.sizes.at(at.now) / counts if counts >= 1.0 else float(at.wanted.num_tokens)
     spent = memory.spent.at(at.now) / (counts + 1.0)
     dearest = max((one.hello.hardware.price_per_hour for one in at.group.members), default=0.0)
-    return Prices(min(1.0, max(0.0, (spent - EASY) / (SCARCE - EASY))), max(1.0, usual), dearest)
+    outputs = memory.typical_outputs() or ((1.0, max(1.0, EARLY * at.wanted.usual_output), 1.0),)
+    want = min(1.0, max(0.0, (spent - EASY) / (SCARCE - EASY)))
+    return Prices(want, max(1.0, usual), dearest, outputs, memory.pace_error(at.now))
 
 
 def prefill_part(at: Situation, option: PrefillOption, slo: Slo, price: Prices, accepts: bool) -> PrefillPart:
     one = option.instance
     cost = SLACK * option.done_s / slo.ttft_s + dear(one, price)
-    cost += DISPLACED * price.want * displaced(one, option.compute_us * one.speed / 1e6, price)
+    cost += price.want * displaced(one, option.compute_us * one.speed / 1e6, price)
     return PrefillPart(cost, one.picked, one.id, option, option.done_s, accepts)
 
 
 def displaced(one: Instance, work_s: float, price: Prices) -> float:
-    """How many usual requests could be computed in the same time."""
+    """How many usual requests could be computed in the same time: lost ones, as far as compute is wanted."""
     return work_s * one.rate_tokens_per_s / price.usual_tokens
 
 
@@ -105,7 +111,7 @@ def decode_part(at: Situation, one: Instance, slo: Slo, price: Prices, work_s: f
     step_s = at.estimator.step_s(one)
     before = min(MAX_STOLEN, at.memory.stolen_share(one.id, at.now))
     after = min(MAX_STOLEN, before + at.memory.stolen_by(work_s)) if work_s else before
-    pace = Pace(at, one, price, work_s)
+    pace = Pace(one, price, work_s)
     tpot_s = step_s / (1.0 - after)
     tightest_s = min(one.paces, default=0) / 1e6 or slo.tpot_s
     keeps, harm = 1.0, 0.0
@@ -118,17 +124,32 @@ def decode_part(at: Situation, one: Instance, slo: Slo, price: Prices, work_s: f
     return DecodePart(cost, one.picked, one.id, one, step_s + _behind_s(one, before), tpot_s, keeps, harm)
 
 
+def holds(at: Situation, one: Instance) -> bool:
+    """Past-Future's question (arXiv 2507.10150), asked only where memory gets tight."""
+    wanted, total = at.wanted, one.hello.num_blocks
+    left = one.room - wanted.need_blocks
+    if not one.rows or left > TIGHT * total:
+        return True
+    growth = at.memory.growth(one.id, at.now)
+    if growth is None:
+        size = at.group.layout.block_size
+        running = at.running(one)
+        peak = sampled_peak(running, at.memory.outputs, at.random)
+        growth = max(0.0, peak - sum(row.num_tokens for row in running)) / size
+        at.memory.grows(one.id, growth, at.now)
+    return left - growth - 0.5 * (wanted.keep_blocks - wanted.need_blocks) >= int(at.config.room_watermark * total)
+
+
 def _behind_s(one: Instance, stolen: float) -> float:
     """A first token waits for the chunk that is computed when its KV arrives, and is drawn beside the next."""
     return 1.5 * stolen * one.hello.token_budget / one.rate_tokens_per_s if stolen else 0.0
 
 
-def local_work_s(estimator: Estimator, one: Instance, num_tokens: int) -> float:
-    """Seconds until a prompt is computed beside the decodes that run there."""
-    held = estimator.held(one)
-    work_s = estimator.compute_s(one, num_tokens - held, held)
+def local_work_s(option: PrefillOption) -> float:
+    """Seconds of computing a prompt beside the decodes that run there."""
+    one, work_s = option.instance, option.compute_s
     if one.rows:
-        chunks = ceil((num_tokens - held) / max(1, one.hello.token_budget or num_tokens))
+        chunks = ceil(option.compute_tokens / (one.hello.token_budget or option.compute_tokens))
         work_s += MIXED_STEP * chunks * one.step_hint_s()
     return work_s
 
@@ -141,9 +162,14 @@ def delayed(at: Situation, one: Instance, step_s: float, work_s: float) -> float
     return scarce * work_s * one.rows / max(step_s, at.wanted.usual_output * step_s)
 
 
-def misses_ttft(slo: Slo, ttft_s: float, waited_s: float, error: float) -> float:
+def first_by_s(slo: Slo, rest_s: float) -> float:
+    """How soon after its arrival a request must have its first token, when its others take rest_s."""
+    return slo.ttft_s if slo.e2e_s is None else min(slo.ttft_s, slo.e2e_s - rest_s)
+
+
+def misses_first(limit_s: float, ttft_s: float, waited_s: float, error: float) -> float:
     """Chance that the first token comes too late."""
-    return 1.0 - within(slo.ttft_s, waited_s + ttft_s, error * ttft_s + FLOOR_S)
+    return 1.0 - within(limit_s, waited_s + ttft_s, error * ttft_s + FLOOR_S)
 
 
 class Pace:
@@ -152,15 +178,10 @@ class Pace:
 
     __slots__ = ("_bump_s", "_error", "_outputs")
 
-    def __init__(self, at: Situation, one: Instance, price: Prices, work_s: float) -> None:
-        learned = at.memory.pace_error(at.now)
-        self._error = relative_error(one) if learned is None else learned
+    def __init__(self, one: Instance, price: Prices, work_s: float) -> None:
+        self._error = relative_error(one) if price.pace_error is None else price.pace_error
         self._bump_s = max(work_s, price.usual_tokens / one.rate_tokens_per_s)
-        outputs = at.memory.typical_outputs()
-        if not outputs:
-            usual = max(1.0, EARLY * at.wanted.usual_output)
-            outputs = ((1.0, usual, 1.0),)
-        self._outputs = outputs
+        self._outputs = price.outputs
 
     def surely(self, limit_s: float, tpot_s: float, stolen: float, bump_s: float) -> bool:
         """Whether nothing is to be feared, also for short outputs."""

@@ -83,7 +83,8 @@ class Policy:
     """place decides one request. placed is told of each placement that was made. order sorts those who wait; without
     it they are served by priority, then arrival. moves is asked every tick (0.1 s) for migrations, most urgent first.
     free: whether a place that requests wait for may be free. While it is not, those that found none are asked for
-    again a little later only.
+    again a little later only. takes: the same of an instance that a request awaits. on_decode: whether decode
+    instances compute prompts of any length when prefill cannot in time.
     """
 
     place: Callable[[Situation], Answer]
@@ -91,3 +92,5 @@ class Policy:
     order: Callable[[Sequence[Request], float, Memory], list[Request]] | None = None
     moves: Callable[[Overview], list[Move]] | None = None
     free: Callable[[Group, float, Memory], bool] | None = None
+    takes: Callable[[Instance, float], bool] | None = None
+    on_decode: bool = False

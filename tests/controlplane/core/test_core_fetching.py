@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from core_kit import BLOCK, H20, H800, LAYOUT, Prefill, Rig, config, hello, profile, sent
+from core_kit import BLOCK, H20, H800, LAYOUT, Prefill, Rig, config, hello, profile, sends, sent
 from test_core_placement import cache, place
 
 from controlplane.core.directory import Match
@@ -12,9 +12,10 @@ from controlplane.core.events import NodeLost
 from controlplane.core.fetching import Fetch, Overlap, Path, best_fetch
 from controlplane.core.instance import FETCH_FADE_S, Charge, Instance
 from controlplane.core.placement import Candidate
+from controlplane.core.policies.registry import POLICIES
 from transfer.api import KvView
 from transfer.terms import Role
-from transfer.wire.messages import CacheEvents, Goodbye, PrefillDone
+from transfer.wire.messages import CacheEvents, Goodbye, PrefillDone, Reserve
 
 COMPUTE = profile(H800)
 TOKENS = 4000
@@ -33,16 +34,21 @@ def path(link: float, *, have: int = 0, ssd: int = 0, lead: int | None = None, l
     return Path(settings, pool, match, have, BLOCK, TOKEN_BYTES, link)
 
 
-def overlap(budget: int = 100_000, latency_s: float = 0.003) -> Overlap:
-    return Overlap(COMPUTE.prefill_s, TOKENS - 1, BLOCK, budget, LAYOUT.num_layers, latency_s)
+def overlap(budget: int = 100_000, latency_s: float = 0.003, queue_s: float = 0.0, **more: bool) -> Overlap:
+    return Overlap(COMPUTE.prefill_s, TOKENS - 1, BLOCK, budget, LAYOUT.num_layers, latency_s, queue_s, **more)
 
 
 @pytest.mark.parametrize("relative", [0.01, 0.3, 0.9, 1.5, 4.0, 30.0, 1000.0])
-@pytest.mark.parametrize("budget", [512, 100_000])
+@pytest.mark.parametrize(("budget", "queue_s", "overlaps"), [
+    (512, 0.0, True), (100_000, 0.0, True), (100_000, 0.0, False), (100_000, 0.5 * COMPUTE_S, False),
+])  # fmt: skip
 @pytest.mark.parametrize(("ssd", "have"), [(0, 0), (120, 0), (249, 0), (60, 100), (200, 100)])
-def test_the_split_is_as_good_as_the_best_of_all(relative: float, budget: int, ssd: int, have: int) -> None:
+def test_the_split_is_as_good_as_the_best_of_all(
+    relative: float, budget: int, queue_s: float, overlaps: bool, ssd: int, have: int
+) -> None:
     """relative: fetching all of it / computing all of it."""
-    here, beside = path(WHOLE_BYTES / (relative * COMPUTE_S), have=have, ssd=ssd), overlap(budget)
+    here = path(WHOLE_BYTES / (relative * COMPUTE_S), have=have, ssd=ssd)
+    beside = overlap(budget, queue_s=queue_s, beside=overlaps)
     best_s, fetch = best_fetch(here, beside, POOL_BLOCKS)
     none_s = COMPUTE.prefill_s(TOKENS - 1 - have * BLOCK, have * BLOCK)
     everything = [beside.total_s(here.fetch(blocks)) for blocks in range(have + 1, POOL_BLOCKS + 1)]
@@ -66,6 +72,13 @@ def test_a_fetch_hides_behind_the_first_step_only() -> None:
     fetch = even.fetch(POOL_BLOCKS // 2)
     left = COMPUTE.prefill_s(TOKENS - 1 - fetch.blocks * BLOCK, fetch.blocks * BLOCK)
     assert steps.total_s(fetch) > one_step.total_s(fetch) + 0.2 * left
+
+
+def test_a_fetch_does_not_hide_behind_a_step_in_which_others_decode() -> None:
+    fetch = path(WHOLE_BYTES / COMPUTE_S).fetch(POOL_BLOCKS // 2)
+    left_s = COMPUTE.prefill_s(TOKENS - 1 - fetch.blocks * BLOCK, fetch.blocks * BLOCK)
+    assert overlap(beside=False).total_s(fetch) == pytest.approx(fetch.fetch_s + left_s)
+    assert overlap().total_s(fetch) < overlap(beside=False).total_s(fetch)
 
 
 def test_a_fetch_hides_behind_the_queue_too() -> None:
@@ -169,6 +182,72 @@ def test_the_pool_with_it_in_memory_is_preferred_to_the_one_with_it_on_ssd() -> 
     assert one.fetch is None or one.fetch.new_blocks < 10, "reading it takes longer than computing"
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"colocated", "distserve"}))  # which know no pool
+@pytest.mark.parametrize("fleet", ["m0", "d0"])
+def test_who_computes_and_decodes_fetches_as_a_prefill_instance_does(policy: str, fleet: str) -> None:
+    """Whatever the policy, where there is no other way than one instance for both phases."""
+    rig = alone(fleet, policy)
+    cache(rig, "k0", TOKENS, POOL_BLOCKS)
+    one = chosen(rig, "r1")
+    assert not one.remote
+    assert one.fetch is not None
+    assert (one.fetch.pool.id, one.fetch.blocks, one.cached_tokens) == ("k0", POOL_BLOCKS, POOL_BLOCKS * BLOCK)
+    left = TOKENS - one.cached_tokens
+    compute_s = COMPUTE.prefill_s(left, one.cached_tokens)
+    assert (one.compute_tokens, one.charge_decode.prefill_tokens) == (left, left)
+    assert one.charge_decode.prefill_us == round(compute_s * 1e6)
+    assert one.ttft_s == one.prefill_s > one.fetch.fetch_s
+    reserve = sent(rig.effects, Reserve)[1]
+    assert reserve.source is not None
+    assert (reserve.source.peer.instance_id, reserve.source.num_blocks) == ("k0", POOL_BLOCKS)
+    view = rig.request("r1").why[0]
+    assert (view.kv_source, view.kv_way, view.fetched_blocks) == ("k0", "fetch", POOL_BLOCKS)
+    assert view.fetch_s == one.fetch.fetch_s
+
+
+def test_what_it_has_found_and_fetched_is_counted_and_learned_from() -> None:
+    rig = alone("m0", "goodput")
+    cache(rig, "k0", TOKENS, POOL_BLOCKS)
+    cache(rig, "m0", TOKENS, 100)
+    before, fetch, fetched = kv_of(rig), fetch_of(rig, "r1"), (POOL_BLOCKS - 100) * BLOCK
+    rig.reserved("r1")
+    rig.node("m0", PrefillDone(
+        request_id="r1", generation=rig.request("r1").generation,
+        computed_tokens=TOKENS - POOL_BLOCKS * BLOCK, cached_tokens=100 * BLOCK, fetched_tokens=fetched,
+        prefill_s=0.1, transfer_s=0.0, exposed_s=0.0, transfer_bytes=0,
+        fetch_s=2.0 * fetch.fetch_s, fetch_exposed_s=0.0,
+    ))  # fmt: skip
+    assert rig.instance("k0").fetch_scale == pytest.approx(1.2)
+    rig.end("r1")
+    record = rig.effects[-1].record  # type: ignore[attr-defined]
+    assert (record.cached_tokens, record.fetched_tokens) == (POOL_BLOCKS * BLOCK, fetched)
+    assert (record.kv_source, record.outcome) == ("k0", "ok")
+    after = kv_of(rig)
+    assert after.looked_up_tokens - before.looked_up_tokens == TOKENS, "once"
+    assert after.device_tokens - before.device_tokens == 100 * BLOCK
+    assert after.pool_dram_tokens - before.pool_dram_tokens == fetched
+    assert after.useful_tokens - before.useful_tokens == fetched
+
+
+def test_a_pool_that_went_before_the_reservation_is_repeated_is_not_fetched_from() -> None:
+    rig = alone("m0", "goodput")
+    cache(rig, "k0", TOKENS, POOL_BLOCKS)
+    place(rig, "r1", TOKENS)
+    rig.do(NodeLost(instance_id="k0"))
+    repeated = [one for _, one in sends(rig.wait(rig.core.config.reserve_retry_s + 1.5), Reserve)]
+    assert [one.source for one in repeated] == [None] * len(repeated) != []
+
+
+def alone(name: str, policy: str) -> Rig:
+    """One instance that has to do all, and a pool."""
+    rig = Rig(config(policy=policy, ssd_bytes_per_s=1e12, without_prefill="serve_on_decode"))
+    quick = msgspec.structs.replace(H800, link_bytes_per_s=1e15)
+    rig.join(name, Role.MIXED if name[0] == "m" else Role.DECODE, num_blocks=20_000, hardware=quick)
+    link = WHOLE_BYTES / (0.01 * COMPUTE_S) / 0.8
+    rig.join("k0", Role.KV_POOL, num_blocks=1000, hardware=msgspec.structs.replace(H20, link_bytes_per_s=link))
+    return rig
+
+
 def test_what_an_instance_has_itself_is_not_fetched() -> None:
     rig = fleet(WHOLE_BYTES / (0.01 * COMPUTE_S))
     cache(rig, "k0", TOKENS, POOL_BLOCKS)
@@ -206,7 +285,7 @@ def report(rig: Rig, name: str, *, cached: int, fetched: int, fetch_s: float, ex
     rig.end(name, cached_tokens=cached + fetched)
 
 
-def view(rig: Rig) -> KvView:
+def kv_of(rig: Rig) -> KvView:
     return rig.core.state(rig.now).kv
 
 
@@ -217,11 +296,11 @@ def test_hits_are_counted_by_tier_and_useful_ones_apart() -> None:
     rig.release(rig.end("probe", outcome="cancelled", by_node=False))
     rig.node("k0", CacheEvents(epoch=1, seq=1, stored=hashes[:150], stored_ssd=hashes[150:200]))
     rig.node("p0", CacheEvents(epoch=1, seq=1, stored=hashes[:100]))
-    before = view(rig)
+    before = kv_of(rig)
     fetch = fetch_of(rig, "r1")
     assert (fetch.blocks, fetch.new_blocks, fetch.ssd_blocks) == (200, 100, 50)
     report(rig, "r1", cached=100 * BLOCK, fetched=100 * BLOCK, fetch_s=0.02, exposed_s=0.001)
-    after = view(rig)
+    after = kv_of(rig)
     assert after.looked_up_tokens - before.looked_up_tokens == TOKENS
     assert (after.device_tokens, after.pool_dram_tokens, after.pool_ssd_tokens) == (1600, 800, 800)
     assert after.useful_tokens == 1600
@@ -229,19 +308,19 @@ def test_hits_are_counted_by_tier_and_useful_ones_apart() -> None:
     for number, (exposed_s, useful) in enumerate([(0.99 * saved_s, 1600), (1.01 * saved_s, 0)]):
         place(rig, f"s{number}", TOKENS)
         report(rig, f"s{number}", cached=1600, fetched=1600, fetch_s=0.02, exposed_s=exposed_s)
-        assert view(rig).useful_tokens - after.useful_tokens == useful, "slower than computing is not useful"
-        after = view(rig)
+        assert kv_of(rig).useful_tokens - after.useful_tokens == useful, "slower than computing is not useful"
+        after = kv_of(rig)
 
 
 def test_a_request_that_decode_computed_counts_what_it_found_there() -> None:
     rig = fleet(1e9)
     cache(rig, "d0", TOKENS, POOL_BLOCKS)
-    before = view(rig)
+    before = kv_of(rig)
     assert not chosen(rig, "r1").remote
     rig.reserved("r1")
     rig.end("r1", cached_tokens=POOL_BLOCKS * BLOCK)
-    assert view(rig).device_tokens - before.device_tokens == POOL_BLOCKS * BLOCK
-    assert view(rig).looked_up_tokens - before.looked_up_tokens == TOKENS
+    assert kv_of(rig).device_tokens - before.device_tokens == POOL_BLOCKS * BLOCK
+    assert kv_of(rig).looked_up_tokens - before.looked_up_tokens == TOKENS
 
 
 def test_the_record_tells_how_much_was_fetched() -> None:

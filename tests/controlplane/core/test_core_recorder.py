@@ -11,6 +11,7 @@ from controlplane.core.events import (
     Event,
     FirstToken,
     FromNode,
+    HoldWanted,
     NodeLost,
     PlanWanted,
     Resume,
@@ -30,6 +31,7 @@ EVENTS: list[Event] = [
     Resume(request_id="r1", tokens=b"", num_output=0),
     PlanWanted(ask_id="a", request=PlanRequest(xpyd="1P2D")),
     ApplyWanted(ask_id="b", plan_id="x", apply=ApplyRequest(base_version=1)),
+    HoldWanted(ask_id="c", instance_id="m0", action="cordon", apply=ApplyRequest(base_version=1)),
     Tick(),
 ]
 

@@ -23,12 +23,15 @@ from controlplane.core.events import (
     Fail,
     Finished,
     FirstToken,
+    HoldReady,
+    HoldWanted,
     PlanReady,
     PlanRefused,
     PlanWanted,
     RequestSpec,
     Tick,
 )
+from controlplane.core.series import SeriesBook
 from controlplane.gateway.app import build_app
 from controlplane.gateway.live import LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
@@ -36,16 +39,19 @@ from controlplane.gateway.service import Gateway
 from controlplane.gateway.tokenizer import BYTE_EOS, ByteTokenizer
 from controlplane.plane import Hooks, Plane, build
 from transfer.api import (
+    ActionView,
     AuditRow,
     AutopilotSettings,
     AutopilotView,
     FleetState,
     Goodput,
     InstanceView,
+    LookRow,
     Plan,
     Prediction,
     RequestRecord,
 )
+from transfer.screens import KvDetail
 from transfer.terms import FinishReason, TokenLogprob, unpack_tokens
 from transfer.wire.messages import Message, StepOutput, TokenItem
 
@@ -88,10 +94,13 @@ class FakeCore:
                 return [Expect(request_id=event.request.request_id, generation=1)]
             case Ended():
                 return [Finished(record=record_of(self.specs[event.request_id], event))]
-            case PlanWanted() | ApplyWanted() if self.refusal is not None:
+            case PlanWanted() | ApplyWanted() | HoldWanted() if self.refusal is not None:
                 return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
             case PlanWanted() | ApplyWanted():
                 return [PlanReady(ask_id=event.ask_id, plan=a_plan())]
+            case HoldWanted():
+                view = next(one for one in self.fleet.instances if one.id == event.instance_id)
+                return [HoldReady(ask_id=event.ask_id, view=ActionView(instance=view, version=2, num_left=1))]
             case AutopilotWanted() if self.refusal is not None:
                 return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
             case AutopilotWanted():
@@ -109,6 +118,14 @@ class FakeCore:
 
     def metrics(self) -> dict[str, float]:
         return {"placements_total": 3.0}
+
+    def readings(self, now: float) -> dict[str, float]:
+        return {"in_flight": float(self.fleet.in_flight), "instance.decode-1.kv_use": 0.5}
+
+    def kv(self, now: float) -> KvDetail:
+        return KvDetail(
+            hits=self.fleet.kv, links=(), prefixes=(), caches=(), failures={}, orphaned_kv_blocks=0, handoff_bytes=7
+        )
 
     def autopilot(self, now: float) -> AutopilotView:
         settings = AutopilotSettings(every_s=3.0, window_s=60.0, rest_s=15.0, floor=1, max_moves=None, pin_s=3600.0)
@@ -130,6 +147,7 @@ class ListArchive:
 
     records: list[RequestRecord] = field(default_factory=list)
     rows: list[AuditRow] = field(default_factory=list)
+    looked: list[LookRow] = field(default_factory=list)
 
     async def requests(self, limit: int, outcome: str | None = None) -> list[RequestRecord]:
         chosen = [record for record in self.records if outcome in (None, record.outcome)]
@@ -140,6 +158,9 @@ class ListArchive:
 
     async def audit(self, limit: int) -> list[AuditRow]:
         return self.rows[::-1][:limit]
+
+    async def looks(self, since: float, limit: int) -> list[LookRow]:
+        return [row for row in self.looked if row.ended_at >= since][::-1][:limit]
 
 
 @dataclass
@@ -202,7 +223,7 @@ async def front(config: Config | None = None) -> AsyncIterator[Front]:
         config=config, model_name=config.model.name, served_name=config.served_name,
         tokenizer=ByteTokenizer(config.model.max_context or 4096),
         router=plane.router, control=plane.scheduler, archive=archive, live=LiveFeed(plane.scheduler.state),
-        metrics=metrics, now=now, started_s=now(),
+        series=SeriesBook(), metrics=metrics, now=now, started_s=now(),
     )  # fmt: skip
     server = TestServer(build_app(gateway))
     await server.start_server()

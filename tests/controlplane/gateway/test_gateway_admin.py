@@ -17,6 +17,7 @@ from controlplane.gateway.health import missing_role
 from controlplane.gateway.live import MAX_FRAMES_KEPT, MAX_FRAMES_QUEUED, LiveFeed, difference
 from controlplane.gateway.prometheus import Histogram, number, sample
 from transfer.api import AuditRow, FleetState, LiveFrame, Plan, RequestRecord
+from ui.feed import fold
 
 VLLM = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
@@ -59,6 +60,18 @@ async def test_ready_needs_a_pair_or_a_mixed_instance(roles: tuple[str, ...], mi
             assert status == 503
             assert missing in body["error"]["message"]
         assert (await get(f, "/healthz"))[0] == 200
+
+
+async def test_a_probe_asks_for_one_instance() -> None:
+    async with front() as f:
+        f.core.fleet = fleet_state("prefill")
+        known = f.core.fleet.instances[0].id
+        assert await get(f, f"/readyz?instance={known}") == (200, {"status": "ready"})
+        status, body = await get(f, "/readyz?instance=other")
+        assert status == 503
+        assert "instance other is not here" in body["error"]["message"]
+        f.core.fleet = fleet_state("prefill", state="draining")
+        assert (await get(f, f"/readyz?instance={known}"))[0] == 503
 
 
 def test_instances_that_drain_or_load_do_not_count_as_ready() -> None:
@@ -137,9 +150,9 @@ async def test_live_is_a_snapshot_then_deltas_and_resumes() -> None:
             f.core.fleet = fleet_state("prefill", "decode", "decode", version=2)
             f.gateway.live.tick()
             next_seq, delta = await read_event(response)
-            assert (next_seq, delta.kind, delta.gone) == (seq + 1, "delta", ())
+            assert (next_seq, delta.kind, delta.ids) == (seq + 1, "delta", ())
             assert delta.changed["version"] == 2
-            assert [*delta.changed["instances"]] == ["decode-2"]  # type: ignore[misc]
+            assert fold(frame.state, delta) == f.core.fleet
         f.core.fleet = fleet_state("prefill", "decode", version=3)
         f.gateway.live.tick()
         async with f.client.get("/v1/live", headers={"Last-Event-ID": str(seq)}) as response:
@@ -178,9 +191,17 @@ async def test_an_unchanged_fleet_makes_no_frame_and_a_client_is_up_to_date() ->
     assert await again.get(feed.snapshot, 0.01) == []
 
 
-def test_difference_names_what_left() -> None:
-    changed, gone = difference(fleet_state("prefill", "decode"), fleet_state("prefill"))
-    assert (changed, gone) == ({}, ("decode-1",))
+def test_a_delta_has_columns_of_what_changed_and_all_instances_when_one_comes_or_goes() -> None:
+    old = fleet_state("prefill", "decode", "decode")
+    one, two, three = old.instances
+    busy = msgspec.structs.replace(two, num_running=3, kv_use=0.5)
+    slow = msgspec.structs.replace(three, num_running=3)
+    new = msgspec.structs.replace(old, instances=(one, busy, slow), in_flight=6)
+    columns = {"num_running": (3, 3), "kv_use": (0.5, 0.0)}
+    assert difference(old, new) == ({"in_flight": 6}, ("decode-1", "decode-2"), columns)
+    fewer = msgspec.structs.replace(old, instances=(one, two))
+    assert difference(old, fewer) == ({"instances": (one, two)}, (), {})
+    assert difference(old, old) == ({}, (), {})
 
 
 async def test_metrics_text_has_every_promised_name_and_objectives_as_boundaries() -> None:

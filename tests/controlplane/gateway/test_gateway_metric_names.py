@@ -20,7 +20,9 @@ async def scrape() -> list[str]:
     """Lines of a page on which no family is left out for want of samples."""
     async with front() as f:
         f.reply(lambda spec: items(spec.request_id, "ab", "c"))
-        f.core.fleet = msgspec.structs.replace(f.core.fleet, attainment=0.5)
+        f.core.fleet = msgspec.structs.replace(
+            f.core.fleet, attainment=0.5, goodput=msgspec.structs.replace(f.core.fleet.goodput, cost_per_good=0.01)
+        )
         f.core.metrics = SchedulerCore(CoreConfig(), 1, 0).metrics  # type: ignore[method-assign]
         assert (await post(f, "/v1/chat/completions", CHAT))[0] == 200
         record = f.archive.records[0]

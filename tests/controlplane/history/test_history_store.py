@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from controlplane.core.events import AutopilotState
+from controlplane.core.series import SeriesRow
 from controlplane.history import schema, store
 from controlplane.history.store import HistoryStore
-from transfer.api import AuditRow, CandidateView, Prediction, RequestRecord
+from transfer.api import AuditRow, CandidateView, LookRow, Prediction, RequestRecord
 from transfer.errors import ConfigError, PhaseplaneError
 
 
@@ -86,16 +88,57 @@ async def test_a_commit_does_not_wait_for_more_rows(path: Path, history: History
 
 def test_the_oldest_rows_go_first_by_count_and_by_age(path: Path) -> None:
     db = schema.open_database(path)
-    schema.insert(db, [record(number, arrived_at=100.0 + number) for number in range(10)], [])
-    schema.trim(db, 4, 0.0)
+    schema.insert(db, [record(number, arrived_at=100.0 + number) for number in range(10)])
+    schema.trim(db, 4, 1000.0, 1000.0)
     assert db.execute("SELECT request_id FROM requests ORDER BY seq").fetchall() == [(f"r{n}",) for n in range(6, 10)]
-    schema.trim(db, 4, 108.5)
+    schema.trim(db, 4, 1000.0, 891.5)
     assert db.execute("SELECT request_id FROM requests").fetchall() == [("r9",)]
-    schema.insert(db, [], [AuditRow(at_s=1.0, actor="", action="", subject="")])
-    schema.trim(db, 4, 0.5)
-    schema.trim(db, 0, 0.5)
+    schema.insert(db, [AuditRow(at_s=1.0, actor="", action="", subject="")])
+    schema.trim(db, 4, 1000.0, 999.5)
+    schema.trim(db, 0, 1000.0, 999.5)
     assert db.execute("SELECT count(*) FROM audit").fetchone() == (0,)
+    schema.insert(db, [SeriesRow(at_s=at_s, values={}) for at_s in (900, 910)])
+    schema.trim(db, 4, 1000.0, 95.0)
+    assert db.execute("SELECT at_s FROM series").fetchall() == [(910,)]
+    schema.trim(db, 4, 911.0 + schema.SERIES_KEPT_S, 1e9)
+    assert db.execute("SELECT at_s FROM series").fetchall() == []
     db.close()
+
+
+async def test_series_outlive_the_control_plane_and_a_database_of_the_release_before_gets_their_table(
+    path: Path,
+) -> None:
+    db = schema.open_database(path)
+    db.executescript("DROP TABLE series; DROP TABLE looks; DROP TABLE autopilot; PRAGMA user_version = 1;")
+    db.close()
+    rows = [SeriesRow(at_s=1000 + 10 * number, values={"in_flight": (number, 0.0, 9.5)}) for number in range(3)]
+    history = HistoryStore(path, now=lambda: 1010.0 + schema.SERIES_KEPT_S)
+    for row in (rows[2], rows[0], rows[1], rows[2]):
+        history.add(row)
+    history.close()
+    again = HistoryStore(path, now=lambda: 1010.0 + schema.SERIES_KEPT_S)
+    assert await again.series() == rows[1:]
+    again.close()
+
+
+async def test_looks_are_kept_by_their_id_and_the_autopilots_state_is_the_last(path: Path) -> None:
+    db = schema.open_database(path)
+    db.executescript("DROP TABLE looks; DROP TABLE autopilot; PRAGMA user_version = 2;")
+    db.close()
+    history = HistoryStore(path)
+    assert await history.autopilot() is None
+    states = [AutopilotState(mode, 1, None, ("advise", 1, None), at_s=5.0) for mode in ("off", "auto")]  # type: ignore[arg-type]
+    rows = [LookRow("e-1", "m", "met", "hold", 1, 10.0, 10.0), LookRow("e-2", "m", "busy", "hold", 1, 70.0, 70.0)]
+    more = msgspec.structs.replace(rows[0], num=20, ended_at=67.0)
+    for row in (*rows, more, *states):
+        history.add(row)
+    history.close()
+    again = HistoryStore(path, now=lambda: 80.0)
+    assert await again.looks(0.0, 10) == [rows[1], more]
+    assert await again.looks(68.0, 10) == [rows[1]]
+    assert await again.looks(0.0, 1) == [rows[1]]
+    assert await again.autopilot() == states[1]
+    again.close()
 
 
 async def test_the_store_trims_while_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from controlplane.core.config import CoreConfig, check_config
+from controlplane.core.policies.names import DEFAULT_POLICY
 from controlplane.planner import __main__ as program
 from controlplane.planner import plan as planner_plan
 from controlplane.planner.bound import Bound
@@ -47,8 +48,8 @@ def workload(slo: Slo = SLO, trace: list[TraceRequest] = TRACE, target: float = 
     return Workload(trace, {"default": slo}, LLAMA, BLOCK, target)
 
 
-def config() -> SimConfig:
-    core = check_config(CoreConfig(classes={"default": SLO}))
+def config(policy: str = DEFAULT_POLICY) -> SimConfig:
+    core = check_config(CoreConfig(policy=policy, classes={"default": SLO}))
     return SimConfig(core=core, model=MODEL, token_bytes=LLAMA.kv_token_bytes, block_size=BLOCK)
 
 
@@ -142,14 +143,15 @@ def test_objectives_that_no_instance_meets_leave_no_candidate() -> None:
 
 
 def test_the_closed_forms_order_fleets_as_the_simulator_does() -> None:
-    """Not the values, for which there is simulation, but the better of two clearly different fleets."""
+    """Not the values, for which there is simulation, but the better of two clearly different fleets, where prompts are
+    computed where the fleet says."""
     good = Fleet((Part(Shape("H800", 1), Role.PREFILL, 2), Part(Shape("H20", 1), Role.DECODE, 2)))
     bad = Fleet((Part(Shape("H20", 1), Role.PREFILL, 2), Part(Shape("H800", 1), Role.DECODE, 2)))
     load = workload()
     assert load.max_rate(good) > 1.5 * load.max_rate(bad)
     rate = load.max_rate(good) * 0.6
     attained = [
-        simulate(build(fleet, LLAMA, BLOCK), cut(TRACE, rate=rate), config()).attainment for fleet in (good, bad)
+        simulate(build(fleet, LLAMA, BLOCK), cut(TRACE, rate=rate), config("slo")).attainment for fleet in (good, bad)
     ]  # fmt: skip
     assert attained[0] > attained[1] + 0.2
 
@@ -339,6 +341,14 @@ def report() -> PlanReport:
         patch.setattr("sys.stdout", out)
         assert program.main([*ARGUMENTS, "--json"]) == 0
     return msgspec.convert(json.loads(out.getvalue()), PlanReport)
+
+
+def test_progress_is_said_line_by_line_to_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    with program._progress(lines=True) as on_run:
+        on_run("2xH800@1:mixed", 3)
+    assert capsys.readouterr().err == "simulated 3 runs, now 2xH800@1:mixed\n"
+    with program._progress(lines=False) as on_run:
+        assert on_run is None
 
 
 def test_the_program_plans_simulates_and_reports(report: PlanReport) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sim_kit import BLOCK, MODEL, anything, config, fleet, node, request, run
+from msgspec.structs import replace
+from sim_kit import BLOCK, MODEL, anything, config, fleet, node, request, run, workload
 
 from controlplane.core.config import CoreConfig
 from controlplane.core.recorder import FlightRecorder, effects_digest, replay
@@ -122,11 +123,24 @@ def test_too_much_is_refused_and_counted() -> None:
     assert result.rejected == sum(record.outcome == "rejected" for record in result.records)  # all of them 429
 
 
+@pytest.mark.parametrize("policy", ["goodput", "slo", "conductor", "kv_cost", "colocated"])
+def test_decisions_do_not_depend_on_how_many_candidates_are_explained(policy: str) -> None:
+    """A simulation that keeps no decisions explains only the chosen one. Some requests are late here, which may change
+    what is looked at."""
+    nodes = [*fleet("p0 p1 p2 d0 d1 m0 m1", num_blocks=80), node("k0", 60)]
+    core = CoreConfig(classes={"default": Slo(ttft_s=0.5, tpot_s=0.2)}, policy=policy)
+    kept, bare = (
+        simulate(nodes, workload(3), config(core=core, keep_decisions=keeps)).records for keeps in (True, False)
+    )
+    assert max(len(record.why) for record in kept) > max(len(record.why) for record in bare) == 1
+    assert [replace(one, why=()) for one in kept] == [replace(one, why=()) for one in bare]
+
+
 @pytest.mark.parametrize("seed", [2, 5])
 def test_a_recording_of_a_simulation_replays_to_the_same_effects(seed: int) -> None:
     nodes, trace, made = anything(seed)
     simulation = Simulation(nodes, trace, made)
-    codec = FlightRecorder(made.core, 1, made.seed)
+    codec = FlightRecorder(simulation.core.config, 1, made.seed)
     frames, digests, handle = [codec.header()], [], simulation.core.handle
 
     def watched(event: object, now: float) -> object:

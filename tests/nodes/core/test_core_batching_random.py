@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 from batching_harness import Harness, config, params, reference, spec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -85,17 +86,13 @@ class AnyOrder(RuleBasedStateMachine):
     )  # fmt: skip
     def add(self, prompt, sampling, work, priority, root, fetch, resumed) -> None:
         self.num_added += 1
-        one = spec(f"s{self.num_added}", prompt, work, priority=priority, root=root)
-        if work is Work.PREFILL:
-            one = spec(one.request_id, prompt, work, priority=priority, root=root, fetch_blocks=fetch)
-        else:
-            one = spec(one.request_id, prompt, work, priority=priority, root=root, sampling=sampling)
+        fetch = 0 if work is Work.RECEIVE else fetch
+        one = spec(f"s{self.num_added}", prompt, work, priority=priority, root=root, fetch_blocks=fetch)
+        if work is not Work.PREFILL:
+            one = msgspec.structs.replace(one, sampling=sampling)
             if len(prompt) < self.h.config.max_length:
                 output = reference(one, self.h.config.max_length)[0][:-1][:resumed]
-                one = spec(
-                    one.request_id, prompt + output, work, priority=priority, root=root, sampling=sampling,
-                    num_output=len(output),
-                )  # fmt: skip
+                one = msgspec.structs.replace(one, tokens=prompt + output, num_output=len(output))
         self.h.add(one)
 
     @rule(number=picks)
@@ -390,6 +387,7 @@ def test_long_random_lives_end_right_and_reach_every_corner() -> None:
         "computed": sum(one.computed is not None for one in records),
         "from cache": sum(one.have > 0 for one in records),
         "fetched": sum(one.fetched > 0 for one in records),
+        "fetched where it generates": sum(one.fetched > 0 and one.num_output > 0 for one in records),
         "fetched beside compute": sum(one.landed for one in records),
         "fetch failed in a step": sum(machine.num_failed for machine in machines),
         "gate late": sum(machine.num_undone for machine in machines),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from batching_harness import Harness, config, none_of, only, prefill, running, spec
+from batching_harness import PROMPT, Harness, config, none_of, only, prefill, receive, running, spec
 
-from nodes.core.events import Arriving, Computed, Drop, Fetched, Gone, StepDone, StepUndone, Tick
+from nodes.core.events import Arriving, Computed, Drop, Emit, Fetched, Gone, StepDone, StepUndone, Tick
 from nodes.core.sequence import State
 from transfer.errors import IllegalTransition
 
@@ -170,6 +170,51 @@ def test_a_step_that_ends_well_beside_a_failed_fetch_is_a_bug() -> None:
     h.core.handle(Fetched(request_id="p", generation=1, num_blocks=0), h.now)
     with pytest.raises(IllegalTransition, match="fetch failed cannot take arrived"):
         h.core.handle(StepDone(sampled={}, duration_s=0.1), h.now)
+
+
+def test_who_generates_fetches_too_and_says_so_with_its_first_token() -> None:
+    h = Harness()
+    h.add(spec("l", PROMPT, fetch_blocks=2))
+    h.arriving("l", 2)
+    plan = h.begin_step()
+    assert plan is not None
+    assert plan.arriving == ["l"]
+    effects = h.end_step()
+    computed = only(effects, Computed)
+    assert (computed.cached_tokens, computed.fetched_tokens, computed.computed_tokens) == (0, 8, 2)
+    assert effects.index(computed) < effects.index(only(effects, Emit))
+    assert only(effects, Emit).cached_tokens == 8
+    h.fetch_ended(h.record("l"))
+    h.run()
+    h.assert_result("l")
+
+
+def test_blocks_that_a_fetch_still_writes_are_not_taken_for_others() -> None:
+    """The one that runs needs a block and is served first: all the same it is what gives way."""
+    h = Harness(config(num_blocks=6))
+    h.add(spec("l", PROMPT, fetch_blocks=2, priority=1))
+    h.arriving("l", 2)
+    h.add(receive("r", PROMPT[:9]))
+    h.deliver_kv("r")
+    for _ in range(4):
+        h.step()
+    assert [h.core.state_of(name, 1) for name in ("r", "l")] == [State.WAITING, State.PREFILLING]
+    h.land(h.record("l"))
+    h.run()
+    for name in ("l", "r"):
+        h.assert_result(name)
+
+
+def test_who_was_preempted_does_not_wait_for_a_second_fetch() -> None:
+    h = Harness(config(num_blocks=6, prefix_cache=False))
+    h.add(spec("a", PROMPT[:9]))
+    h.step()
+    h.add(spec("l", PROMPT, fetch_blocks=2, priority=1))
+    h.fetch_ended(h.record("l"), 2)
+    h.run()
+    assert h.num_preempted == 1
+    for name in ("a", "l"):
+        h.assert_result(name)
 
 
 def test_order_of_events_is_checked() -> None:

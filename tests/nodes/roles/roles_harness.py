@@ -109,14 +109,15 @@ class Control:
 
     def reserve(
         self, instance: str, request: str, tokens: list[int], *, generation: int = 1, remote: bool = True,
-        max_tokens: int = 8, num_output: int = 0, lease_s: float = LEASE_S, **sampling: Any,
+        max_tokens: int = 8, num_output: int = 0, lease_s: float = LEASE_S, source: str | None = None,
+        source_blocks: int = 0, **sampling: Any,
     ) -> None:  # fmt: skip
         params = SamplingParams(max_tokens=max_tokens, **sampling)
         self.send(
             instance,
             Reserve(
                 request_id=request, generation=generation, tokens=pack_tokens(tokens), num_output=num_output,
-                sampling=params, remote=remote, lease_s=lease_s,
+                sampling=params, remote=remote, lease_s=lease_s, source=self.source(source, source_blocks),
             ),
         )  # fmt: skip
 
@@ -129,9 +130,12 @@ class Control:
             Prefill(
                 request_id=request, generation=generation, tokens=pack_tokens(tokens), target=self.peer(target),
                 have_tokens=have_tokens, lease_s=lease_s,
-                source=KvSource(peer=self.peer(source), num_blocks=source_blocks) if source else None,
+                source=self.source(source, source_blocks),
             ),
         )  # fmt: skip
+
+    def source(self, pool: str | None, num_blocks: int) -> KvSource | None:
+        return KvSource(peer=self.peer(pool), num_blocks=num_blocks) if pool else None
 
     def abort(self, instance: str, request: str, generation: int = 1) -> None:
         self.send(instance, Abort(request_id=request, generation=generation, reason="the client left"))
@@ -265,7 +269,7 @@ class Fleet:
             if isinstance(actor.role, BatchRole):
                 assert actor.role.idle, name
                 assert actor.role.shell.core.check() == 0, name
-                assert not actor.role.shell._aborts, name
+                assert not actor.role.shell.legs.num_unanswered, name
             if isinstance(actor.role, PoolRole):
                 assert actor.role.store.check() == 0, name
                 assert actor.role.store.pinned_blocks == actor.role.store.writing_blocks == 0, name

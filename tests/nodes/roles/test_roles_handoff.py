@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from roles_harness import BLOCK, LEASE_S, Fleet, Options, prompt, virtual
 
+from nodes.core.legs import FENCE_S
 from nodes.engines.emulated import continuation
-from nodes.roles.shell import FENCE_S
 from transfer.errors import Refused
 from transfer.kv.port import KvKind, KvOffer, KvTrailer
 from transfer.terms import pack_tokens
@@ -243,12 +243,12 @@ async def test_what_ended_is_remembered_for_a_while_and_not_longer() -> None:
         control.reserve("d0", "r0", tokens)
         await asyncio.sleep(5.0)
         assert len(control.of(Reserved, "r0", "d0")) == 1, "it began again"
-        assert len(shell._fences) == 20
+        assert len(shell.legs.fenced) == 20
         await asyncio.sleep(20.0)
         await control.hand_off("last", tokens)
         await control.text("last", tokens, 8)
         await asyncio.sleep(1.0)
-        assert list(shell._fences) == list(fleet.shell("p0")._fences) == ["last"]
+        assert shell.legs.fenced == fleet.shell("p0").legs.fenced == ["last"]
 
 
 @virtual

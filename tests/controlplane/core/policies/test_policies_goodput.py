@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import msgspec
@@ -14,10 +15,11 @@ from controlplane.core.events import Arrived, Fail
 from controlplane.core.lifecycle import Request, new_request
 from controlplane.core.placement import Block, Blocked, Candidate
 from controlplane.core.policies.goodput import placed
-from controlplane.core.policies.line import AGED_S, QUANTUM_TOKENS, order
+from controlplane.core.policies.line import AGED_S, QUANTUM_TOKENS, order, takes
 from controlplane.core.policies.memory import Memory, Shares
 from controlplane.core.policies.odds import within
-from controlplane.core.policies.protocol import Running
+from controlplane.core.policies.protocol import Running, Situation
+from controlplane.core.policies.registry import POLICIES
 from transfer.terms import Slo
 from transfer.wire.messages import Reserve
 
@@ -102,6 +104,10 @@ def test_a_quick_instance_that_is_busy_is_worth_waiting_for_while_the_deadline_a
     assert isinstance(found, Blocked)
     assert found.block is Block.BETTER_LATER
     assert "p0 is worth waiting for" in found.sentence
+    assert found.awaits is quick
+    assert 0.0 < found.again_s <= 0.5, "and tried again before, as its chance falls"
+    assert not takes(quick, 0.0)
+    assert takes(p("p0", rows=1, queued=5_000), 0.0)
     assert chosen("goodput", quick, slow, d("d0"), tokens=1000, colocate="never")[0] == "p1"
 
 
@@ -113,6 +119,17 @@ def test_decode_computes_the_prompt_where_that_is_what_keeps_the_deadline() -> N
     pace_s = crowd.profile.decode_step_s(100, 100_000) * 1.2
     crowd.paces = {round(pace_s * 1e6): 100}
     assert isinstance(answer("goodput", busy, crowd, slo=Slo(ttft_s=4.0, tpot_s=pace_s)), Blocked), "their pace counts"
+
+
+def test_an_objective_for_the_end_counts_as_one_for_the_first_token_at_the_pace_predicted() -> None:
+    """100 tokens at d0's pace take so long that 0.3 s are left for the prompt, which is enough at p0 only."""
+    end_s = 0.3 + 100 * d("d0").profile.decode_step_s(1, 8_000)
+    slo = Slo(ttft_s=10.0, tpot_s=0.5, e2e_s=end_s)
+    question = {"tokens": 8_000, "colocate": "never", "early_reject": "objective"}
+    slow, busy = p("p1", hardware=H20), p("p0", rows=1, queued=50_000)
+    assert isinstance(answer("goodput", slow, busy, d("d0"), slo=slo, **question), Rejection)
+    assert chosen("goodput", slow, busy, d("d0"), slo=Slo(ttft_s=10.0, tpot_s=0.5), **question)[0] == "p1"
+    assert chosen("goodput", slow, p("p0"), d("d0"), slo=slo, **question)[0] == "p0"
 
 
 def test_stolen_time_counts_against_computing_more_on_the_same_decode() -> None:
@@ -212,6 +229,21 @@ def test_a_late_request_takes_what_nobody_wants() -> None:
     assert found.block is Block.BETTER_LATER
     wanted.late_s = 0.5
     assert isinstance(answer("goodput", p("p0"), d("d0"), waited_s=9.0, memory=wanted), list), "its turn has come"
+
+
+def test_who_will_be_turned_away_takes_no_time_that_others_want() -> None:
+    """It has a small chance still, and others are served just in time."""
+    wanted = Memory()
+    wanted.late_s = 0.5
+    for _ in range(5):
+        wanted.counts.add(10.0, 0.0)
+        wanted.spent.add(9.0, 0.0)
+    question = {"tokens": 8_000, "colocate": "never", "memory": wanted, "slo": Slo(ttft_s=2.0, tpot_s=0.05)}
+    fleet = (p("p0", rows=1, queued=42_000), d("d0"))
+    found = answer("goodput", *fleet, early_reject="objective", **question)
+    assert isinstance(found, Blocked)
+    assert "waits for time that others do not need" in found.sentence
+    assert isinstance(answer("goodput", *fleet, early_reject="never", **question), list), "its turn has come"
 
 
 def test_late_ones_earn_a_tenth_of_prefill_time_and_spend_it() -> None:
@@ -339,3 +371,41 @@ def test_rejected_in_objective_mode_end_to_end() -> None:
     assert fail.retry_after_s is not None
     assert SLO.ttft_s == 2.0
     assert pair(ranked(p("p0"), d("d0"))[0]) == ("p0", "d0")
+
+
+def test_who_awaits_an_instance_is_left_alone_until_that_takes_work_or_its_time_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(config(policy="goodput"))
+    rig.fleet("1P1D", num_blocks=10_000)
+    tries: list[float] = []
+    open_now: list[bool] = []
+
+    def place(at: Situation) -> Blocked:
+        tries.append(at.now)
+        return Blocked(Block.BETTER_LATER, "p0 is worth waiting for", at.now + 0.35, at.group.prefills[0])
+
+    policy = dataclasses.replace(POLICIES["goodput"], place=place, takes=lambda one, now: bool(open_now))
+    monkeypatch.setitem(POLICIES, "goodput", policy)
+    rig.arrive("r1", 4000)
+    rig.tick(0.1)
+    assert len(tries) == 1
+    open_now.append(True)
+    rig.tick(0.1)
+    assert len(tries) == 2, "it takes work"
+    open_now.clear()
+    for _ in range(3):
+        rig.tick(0.1)
+    assert len(tries) == 2
+    rig.tick(0.1)
+    assert len(tries) == 3, "its time has come"
+
+
+def test_only_paces_near_their_limit_tell_how_wrong_predictions_are() -> None:
+    memory = Memory()
+    for _ in range(100):
+        memory.paced(0.02, 0.04, 0.05, 1.0)
+    assert memory.pace_error(1.0) is None
+    for _ in range(100):
+        memory.paced(0.045, 0.0468, 0.05, 1.0)
+    assert memory.pace_error(1.0) == pytest.approx(0.04, rel=0.01)

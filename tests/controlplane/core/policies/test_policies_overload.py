@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from policy_kit import SLO, answer, asked, d, p
 
 from controlplane.core.instance import Instance
@@ -71,10 +72,19 @@ def test_a_long_prompt_that_is_late_leaves_those_that_can_be_good_their_bursts()
     quiet, busy = Memory(), Memory()
     busy.timely_s.add(12.0, 1.0)  # 0.8 of two instances on average
     assert serve(long, quiet), "nobody wants the time"
-    busy.late_s, busy.allowance_s = -1.0, lambda now, num_servers: -1.0  # type: ignore[method-assign]
+    busy.late_s, busy.allowance_s = -1.0, lambda now, num_servers, share: -1.0  # type: ignore[method-assign]
     assert not serve(long, busy)
     short = asked(p("p0"), p("p1"), d("d0"), tokens=1000, waited_s=9.0, now=1.0)
     assert serve(short, busy), "a short one is in nobody's way"
+
+
+@pytest.mark.parametrize(("waited_s", "served"), [(9.0, False), (SLO.ttft_s + AGED_S + 1.0, True)])
+def test_who_has_waited_very_long_has_more_of_the_time(waited_s: float, served: bool) -> None:
+    memory = Memory()
+    memory.late_s = -1.0
+    memory.timely_s.add(12.0, 1.2)
+    long = asked(p("p0"), p("p1"), d("d0", num_blocks=100_000), tokens=100_000, waited_s=waited_s, now=1.2)
+    assert serve(long, memory) is served
 
 
 def test_time_left_over_is_not_taken_from_the_allowance() -> None:
