@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from transfer.api import AutopilotMode, AutopilotRequest, AutopilotView, PinRequest
+from transfer.api import AutopilotMode, AutopilotRequest, AutopilotView, LookRow, PinRequest
 from ui.client import DEFAULT_URL, FleetClient
 from ui.errors import UsageFault
 from ui.options import ApiKey, Command, Config, Json, Url
-from ui.render import make_console, print_json, show_autopilot
+from ui.render import make_console, print_json, show_autopilot, show_looks
 
 MODES: tuple[AutopilotMode, ...] = ("off", "advise", "auto")
 
@@ -32,6 +33,9 @@ def autopilot(
     max_moves: Annotated[
         int | None, typer.Option("--max-moves", min=0, help="Most switches of one move; 0: a third of the engines.")
     ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Show its reasons of so long: 90s, 30m, 24h, 2d.")
+    ] = None,
     json: Json = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Show or set what changes roles by itself: off, advise (says what it would do) or auto (does it).
@@ -46,6 +50,11 @@ def autopilot(
     """
     if mode is not None and mode not in MODES:
         raise UsageFault(f"{mode!r} is no mode of the autopilot; choose off, advise or auto")
+    if since is not None:
+        if mode is not None or floor is not None or max_moves is not None:
+            raise UsageFault("--since only shows; leave it out to change the autopilot")
+        _show_past(_span_s(since), url, api_key, json)
+        return
     chosen = next((one for one in MODES if one == mode), None)
     change = AutopilotRequest(mode=chosen, floor=floor, max_moves=max_moves)
     looks = mode is None and floor is None and max_moves is None
@@ -70,6 +79,26 @@ def unpin(
 ) -> None:  # fmt: skip
     """Let the autopilot change it again."""
     _steer(lambda client: client.unpin(subject), url, api_key, json)
+
+
+def _span_s(text: str) -> float:
+    """90, 90s, 30m, 24h or 2d, in seconds. Raises UsageFault."""
+    found = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
+    if found is None:
+        raise UsageFault(f"{text!r} is no time; give seconds or such as 30m, 24h, 2d")
+    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def _show_past(since_s: float, url: str, api_key: str | None, json: bool) -> None:
+    async def work() -> list[LookRow]:
+        async with FleetClient(url, api_key) as client:
+            return await client.looks(since_s)
+
+    found = asyncio.run(work())
+    if json:
+        print_json(found)
+    else:
+        show_looks(make_console(), found)
 
 
 def _steer(ask: Callable[[FleetClient], Awaitable[AutopilotView]], url: str, api_key: str | None, json: bool) -> None:

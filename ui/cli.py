@@ -22,10 +22,13 @@ from ui import (
     autopilot_command,
     bench_command,
     calibrate_command,
+    console_command,
     fleet_commands,
+    hold_command,
     kvpool_command,
     plan_command,
     simulate_command,
+    top_command,
     up_command,
     validate_command,
 )
@@ -48,7 +51,10 @@ app = typer.Typer(
 )
 up_command.register(app)
 fleet_commands.register(app)
+hold_command.register(app)
 autopilot_command.register(app)
+console_command.register(app)
+top_command.register(app)
 bench_command.register(app)
 kvpool_command.register(app)
 calibrate_command.register(app)

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import aiohttp
 import msgspec
 
 from transfer.api import (
+    ActionView,
     ApplyRequest,
+    AuditRow,
     AutopilotRequest,
     AutopilotView,
     FleetState,
+    HoldAction,
+    LookRow,
     PinRequest,
     Plan,
     PlanRequest,
     RequestRecord,
 )
+from transfer.classes import ClassesRequest, ClassesView
+from transfer.screens import KvDetail, SeriesView
 from ui.errors import ApiError, CliError, Unreachable
 from ui.sse import Event, read_events
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 FLEET_PATH = "/v1/fleet"
+LIVE_PATH = "/v1/live"
 AUTOPILOT_PATH = "/v1/autopilot"
+CLASSES_PATH = "/v1/classes"
 OWN_PATHS = (FLEET_PATH, "/v1/plans", AUTOPILOT_PATH)
 """Every Phaseplane control plane has these."""
 
@@ -49,6 +57,22 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 class _ModelList(msgspec.Struct, frozen=True):
     data: list[ModelCard]
+
+
+class _Plans(msgspec.Struct, frozen=True):
+    plans: list[Plan]
+
+
+class _Requests(msgspec.Struct, frozen=True):
+    requests: list[RequestRecord]
+
+
+class _Audit(msgspec.Struct, frozen=True):
+    audit: list[AuditRow]
+
+
+class _Looks(msgspec.Struct, frozen=True):
+    looks: list[LookRow]
 
 
 class Tokenized(msgspec.Struct, frozen=True):
@@ -100,6 +124,10 @@ class FleetClient:
     async def get_plan(self, plan_id: str) -> Plan:
         return _decode(await self._call("GET", f"/v1/plans/{plan_id}"), Plan, self.url)
 
+    async def plans(self) -> list[Plan]:
+        """The newest first."""
+        return _decode(await self._call("GET", "/v1/plans"), _Plans, self.url).plans
+
     async def apply(self, plan_id: str, request: ApplyRequest) -> Plan:
         return _decode(await self._call("POST", f"/v1/plans/{plan_id}/apply", request, _APPLY_S), Plan, self.url)
 
@@ -108,6 +136,11 @@ class FleetClient:
 
     async def autopilot(self) -> AutopilotView:
         return _decode(await self._call("GET", AUTOPILOT_PATH), AutopilotView, self.url)
+
+    async def looks(self, since_s: float, limit: int = 1000) -> list[LookRow]:
+        """What the autopilot said in the last since_s seconds, the newest first."""
+        path = f"{AUTOPILOT_PATH}/looks?since_s={since_s:.0f}&limit={limit}"
+        return _decode(await self._call("GET", path), _Looks, self.url).looks
 
     async def set_autopilot(self, change: AutopilotRequest) -> AutopilotView:
         return _decode(await self._call("PUT", AUTOPILOT_PATH, change), AutopilotView, self.url)
@@ -119,8 +152,54 @@ class FleetClient:
         path = f"{AUTOPILOT_PATH}/pins/{quote(subject, safe='')}"
         return _decode(await self._call("DELETE", path), AutopilotView, self.url)
 
+    async def classes(self) -> ClassesView:
+        return _decode(await self._call("GET", CLASSES_PATH), ClassesView, self.url)
+
+    async def set_classes(self, change: ClassesRequest) -> ClassesView:
+        return _decode(await self._call("PUT", CLASSES_PATH, change), ClassesView, self.url)
+
     async def request_record(self, request_id: str) -> RequestRecord:
         return _decode(await self._call("GET", f"/v1/requests/{request_id}"), RequestRecord, self.url)
+
+    async def requests(self, limit: int = 100, outcome: str | None = None) -> list[RequestRecord]:
+        """Finished requests, the newest first."""
+        chosen = {"limit": limit} if outcome is None else {"limit": limit, "outcome": outcome}
+        return _decode(await self._call("GET", f"/v1/requests?{urlencode(chosen)}"), _Requests, self.url).requests
+
+    async def audit(self, limit: int = 100) -> list[AuditRow]:
+        """The newest first."""
+        return _decode(await self._call("GET", f"/v1/audit?limit={limit}"), _Audit, self.url).audit
+
+    async def series(
+        self, names: Sequence[str] = (), since_s: float = -600.0, step_s: float = 1.0, until_s: float | None = None
+    ) -> SeriesView:
+        """The past of these series, or their names when none are given; times as in GET /v1/series (docs/feed.md)."""
+        asked: dict[str, str | float] = {"since_s": since_s, "step_s": step_s}
+        if names:
+            asked["names"] = ",".join(names)
+        if until_s is not None:
+            asked["until_s"] = until_s
+        return _decode(await self._call("GET", f"/v1/series?{urlencode(asked)}"), SeriesView, self.url)
+
+    async def kv(self) -> KvDetail:
+        return _decode(await self._call("GET", "/v1/kv"), KvDetail, self.url)
+
+    async def cordon(self, instance_id: str, request: ApplyRequest) -> ActionView:
+        """Place nothing new on it; what it has goes on."""
+        return await self.hold(instance_id, "cordon", request)
+
+    async def drain(self, instance_id: str, request: ApplyRequest) -> ActionView:
+        """Place nothing new on it, and move its running decodes away."""
+        return await self.hold(instance_id, "drain", request)
+
+    async def resume(self, instance_id: str, request: ApplyRequest) -> ActionView:
+        """Place on it again."""
+        return await self.hold(instance_id, "resume", request)
+
+    async def hold(self, instance_id: str, action: HoldAction, request: ApplyRequest) -> ActionView:
+        """Cordon, drain or resume."""
+        path = f"/v1/instances/{quote(instance_id, safe='')}/{action}"
+        return _decode(await self._call("POST", path, request), ActionView, self.url)
 
     async def is_ready(self) -> bool:
         """Whether /readyz answers 200; False also when nothing answers."""
@@ -139,6 +218,25 @@ class FleetClient:
         sent = {"Content-Type": "application/json", **(headers or {})}
         async with self._open().post(self.url + path, data=body, headers=sent, timeout=timeout) as response:
             yield response, read_events(response.content)
+
+    @contextlib.asynccontextmanager
+    async def live(
+        self, last_event_id: str | None = None, silence_s: float = 20.0
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """GET /v1/live: its events, each a LiveFrame, until the block is left or the connection ends.
+
+        Raises Unreachable, also when nothing at all is heard for silence_s, and ApiError.
+        """
+        headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
+        try:
+            async with self._open().get(self.url + LIVE_PATH, headers=headers, timeout=timeout) as response:
+                if response.status >= 300:
+                    said = error_sentence(response.status, await response.read(), self.url, LIVE_PATH)
+                    raise ApiError(said, response.status)
+                yield read_events(response.content)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise unreachable(self.url, error) from None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -116,6 +116,11 @@ def control_argv(plan: FleetPlan) -> list[str]:
     return argv
 
 
+def console_argv(url: str, port: int) -> list[str]:
+    """The console's command line, for a fleet at `url`. Its API key goes by a variable, which others cannot see."""
+    return [sys.executable, "-m", "ui.cli", "console", "--url", url, "--port", str(port)]
+
+
 def node_argv(
     plan: FleetPlan, group: Sequence[Member], threads: int, parent_pid: int, roles: Mapping[str, str] | None = None
 ) -> list[str]:

@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 class Child:
     """One program that should run. `argv` may be changed before a restart (see Supervisor.before_restart).
 
-    essential: when it cannot be kept running, nothing else makes sense.
+    essential: when it cannot be kept running, nothing else makes sense. env: variables it is given besides ours.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Child:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
     num_restarts: int = 0
     essential: bool = False
+    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def pid(self) -> int | None:
@@ -146,7 +147,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=child_environment(),
+            env={**child_environment(), **child.env},
             start_new_session=True,  # Ctrl-C in the terminal reaches us alone: we stop them in order
             preexec_fn=_die_with_parent,
         )

@@ -59,15 +59,23 @@ class Follow:
 
 async def rebalance(client: FleetClient, xpyd: str, dry_run: bool, follow: Follow, on_plan: OnPlan) -> Plan:
     """Plan and, unless dry_run, apply; returns the finished plan. Raises CliError when it is refused or late."""
+    plan = await propose(client, PlanRequest(xpyd=xpyd))
+    on_plan(plan)
+    return plan if dry_run or not plan.steps else await carry_out(client, plan, follow, on_plan)
+
+
+async def propose(client: FleetClient, wanted: PlanRequest) -> Plan:
+    """The dry run. Raises CliError with the shapes this fleet can have where another one was asked for."""
     try:
-        plan = await client.plan(PlanRequest(xpyd=xpyd))
+        return await client.plan(wanted)
     except ApiError as error:
-        if error.status != BAD_REQUEST:
+        if error.status != BAD_REQUEST or wanted.xpyd is None:
             raise
         raise await _with_shapes(client, error) from None
-    on_plan(plan)
-    if dry_run or not plan.steps:
-        return plan
+
+
+async def carry_out(client: FleetClient, plan: Plan, follow: Follow, on_plan: OnPlan) -> Plan:
+    """Apply a plan against the version it was made for, and follow it to its end."""
     request = ApplyRequest(base_version=plan.base_version, idempotency_key=uuid.uuid4().hex)
     return await _follow(client, plan.plan_id, client.apply(plan.plan_id, request), follow, on_plan)
 

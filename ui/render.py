@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TextIO
 
 import msgspec
@@ -16,11 +17,13 @@ from transfer.api import (
     FleetState,
     InstanceView,
     KvView,
+    LookRow,
     Plan,
     Prediction,
     Quantiles,
     RequestRecord,
 )
+from ui.figures import seconds, share, span
 from ui.measure import BenchReport
 
 _PIPED_WIDTH = 160
@@ -44,11 +47,11 @@ def print_json(value: object, file: TextIO | None = None) -> None:
 def show_fleet(console: Console, fleet: FleetState) -> None:
     """`phaseplane status`."""
     models = ", ".join(fleet.models) or "no model"
-    console.print(f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight, up {_span(fleet.uptime_s)}")
+    console.print(f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight, up {span(fleet.uptime_s)}")
     goodput = fleet.goodput
     console.print(
         f"last {goodput.window_s:.0f} s: goodput {goodput.per_s:.2f}/s ({goodput.per_gpu:.3f}/s per GPU); "
-        f"since start: attainment {_share(fleet.attainment)}; now: orphaned KV blocks {fleet.orphaned_kv_blocks}"
+        f"since start: attainment {share(fleet.attainment)}; now: orphaned KV blocks {fleet.orphaned_kv_blocks}"
     )
     if fleet.verdict:
         console.print(fleet.verdict)
@@ -61,7 +64,7 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     for view in fleet.instances:
         table.add_row(
             view.id, view.role, view.state, view.hardware, view.engine, view.model, str(view.num_running),
-            str(view.num_waiting), f"{view.kv_use:.0%}", str(view.cached_blocks), _seconds(view.step_s or None),
+            str(view.num_waiting), f"{view.kv_use:.0%}", str(view.cached_blocks), seconds(view.step_s or None),
             _latency(view),
             *([str(view.ssd_blocks) if view.ssd_capacity_blocks else "-"] if tiered else []),
         )  # fmt: skip
@@ -79,8 +82,8 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
         for row in fleet.classes:
             slo = "none" if row.slo is None else f"TTFT {row.slo.ttft_s:g} s, TPOT {row.slo.tpot_s:g} s"
             table.add_row(
-                row.name, slo, str(row.good), str(row.total), _share(row.attainment), _seconds(row.ttft_s.p50),
-                _seconds(row.ttft_s.p99), _seconds(row.tpot_s.p50), _seconds(row.tpot_s.p99),
+                row.name, slo, str(row.good), str(row.total), share(row.attainment), seconds(row.ttft_s.p50),
+                seconds(row.ttft_s.p99), seconds(row.tpot_s.p50), seconds(row.tpot_s.p99),
             )  # fmt: skip
         console.print(table)
     if fleet.bottleneck:
@@ -115,7 +118,7 @@ def show_plan(console: Console, plan: Plan) -> None:
         console.print(f"risk: {risk}")
     table = _table("", "predicted", "measured")
     for name, key in (("duration", "duration_s"), ("TTFT p50", "ttft_p50_s"), ("TPOT p50", "tpot_p50_s")):
-        table.add_row(name, *(_seconds(_of(side, key)) for side in (plan.predicted, plan.measured)))
+        table.add_row(name, *(seconds(_of(side, key)) for side in (plan.predicted, plan.measured)))
     table.add_row("goodput", _goodput(plan.predicted), _goodput(plan.measured))
     console.print(table)
     if plan.predicted.basis:
@@ -133,7 +136,7 @@ def show_bench(console: Console, report: BenchReport) -> None:
     )
     goodput = "none: no objectives" if report.goodput_per_s is None else f"{report.goodput_per_s:.2f}/s"
     console.print(
-        f"goodput {goodput}, attainment {_share(report.attainment)}, throughput {report.throughput_per_s:.2f}/s, "
+        f"goodput {goodput}, attainment {share(report.attainment)}, throughput {report.throughput_per_s:.2f}/s, "
         f"{report.output_tokens_per_s:.1f} output tokens/s"
     )
     table = _table("")
@@ -144,7 +147,7 @@ def show_bench(console: Console, report: BenchReport) -> None:
         table.add_row(label, *_triple(values))
     console.print(table)
     for row in report.classes if len(report.classes) > 1 else ():
-        console.print(f"class {row.name}: {row.good} good of {row.total}, attainment {_share(row.attainment)}")
+        console.print(f"class {row.name}: {row.good} good of {row.total}, attainment {share(row.attainment)}")
     for text in report.error_samples:
         console.print(text)
 
@@ -161,8 +164,8 @@ def show_request(console: Console, record: RequestRecord) -> None:
         console.print(f"error: {record.error}")
     console.print(
         f"{record.prompt_tokens} prompt tokens ({record.cached_tokens} from KV), {record.output_tokens} output tokens; "
-        f"TTFT {_seconds(record.ttft_s)}, TPOT {_seconds(record.tpot_s)}, whole answer {_seconds(record.e2e_s)}, "
-        f"largest gap {_seconds(record.max_itl_s)}"
+        f"TTFT {seconds(record.ttft_s)}, TPOT {seconds(record.tpot_s)}, whole answer {seconds(record.e2e_s)}, "
+        f"largest gap {seconds(record.max_itl_s)}"
     )
     places = [f"{label} {name}" for label, name in (("prefill", record.prefill), ("decode", record.decode)) if name]
     if record.kv_source:
@@ -181,14 +184,15 @@ def show_autopilot(console: Console, view: AutopilotView) -> None:
     most = "a third of the engines" if limits.max_moves is None else str(limits.max_moves)
     console.print(f"autopilot {view.mode}: {view.line}")
     console.print(f"the rule: {view.rule}")
-    console.print(f"it leaves at least {limits.floor} instances in a role and makes at most {most} switches in a move")
+    left = "1 instance" if limits.floor == 1 else f"{limits.floor} instances"
+    console.print(f"it leaves at least {left} in a role and makes at most {most} switches in a move")
     for pin in view.pins:
-        left = "until released" if pin.left_s is None else f"for another {_span(pin.left_s)}"
+        left = "until released" if pin.left_s is None else f"for another {span(pin.left_s)}"
         console.print(f"pinned: {pin.subject}, by {pin.who}, {left}{f' ({pin.why})' if pin.why else ''}")
     if view.evaluations:
         table = _table("ago", "model", "what", "line")
         for look in view.evaluations[:MAX_LOOKS]:
-            table.add_row(_span(look.ago_s), look.model, look.code, look.line)
+            table.add_row(span(look.ago_s), look.model, look.code, look.line)
         console.print(table)
     score = view.score
     if score.num and score.bias is not None and score.error is not None:
@@ -199,10 +203,22 @@ def show_autopilot(console: Console, view: AutopilotView) -> None:
         table = _table("plan", "by", "change", "predicted", "for the load that came", "measured", "requests")
         for move in score.moves:
             table.add_row(
-                move.plan_id, move.actor, move.change, _share(move.predicted), _share(move.expected),
-                _share(move.measured), str(move.num_requests),
+                move.plan_id, move.actor, move.change, share(move.predicted), share(move.expected),
+                share(move.measured), str(move.num_requests),
             )  # fmt: skip
         console.print(table)
+
+
+def show_looks(console: Console, looks: Sequence[LookRow]) -> None:
+    """`phaseplane autopilot --since`: what it said, the oldest first."""
+    if not looks:
+        console.print("the autopilot did not look in this time")
+        return
+    table = _table("from", "to", "looks", "model", "what", "line")
+    for row in reversed(looks):
+        times = (datetime.fromtimestamp(at_s).strftime("%m-%d %H:%M:%S") for at_s in (row.began_at, row.ended_at))
+        table.add_row(*times, str(row.num), row.model, row.code, row.line)
+    console.print(table)
 
 
 STAGE_TEXTS = {
@@ -221,9 +237,9 @@ def show_stages(console: Console, stages_s: Mapping[str, float], ttft_s: float) 
     table = _table("stage", "seconds", "share", "what it is")
     for name in (*STAGE_TEXTS, *(name for name in stages_s if name not in STAGE_TEXTS)):
         spent = stages_s.get(name, 0.0)
-        share = f"{spent / ttft_s:.0%}" if ttft_s > 0 else "-"
-        table.add_row(name, _seconds(spent), share, STAGE_TEXTS.get(name, ""))
-    table.add_row("TTFT", _seconds(ttft_s), "100%", "the sum of these stages")
+        part = f"{spent / ttft_s:.0%}" if ttft_s > 0 else "-"
+        table.add_row(name, seconds(spent), part, STAGE_TEXTS.get(name, ""))
+    table.add_row("TTFT", seconds(ttft_s), "100%", "the sum of these stages")
     console.print(table)
 
 
@@ -237,8 +253,8 @@ def show_candidates(console: Console, candidates: Sequence[CandidateView]) -> No
     for row in candidates:
         rest_s = max(0.0, row.ttft_s - row.queue_s - row.prefill_s)
         table.add_row(
-            "chosen" if row.chosen else "", row.prefill or "(by decode)", row.decode, _seconds(row.ttft_s),
-            _seconds(row.queue_s), _seconds(row.prefill_s), _seconds(rest_s), _seconds(row.tpot_s),
+            "chosen" if row.chosen else "", row.prefill or "(by decode)", row.decode, seconds(row.ttft_s),
+            seconds(row.queue_s), seconds(row.prefill_s), seconds(rest_s), seconds(row.tpot_s),
             str(row.cached_tokens), _how(row), row.reason,
         )  # fmt: skip
     console.print(table)
@@ -273,7 +289,7 @@ def _how(row: CandidateView) -> str:
     """Where the prompt's KV comes from."""
     if row.kv_way == "compute" or row.kv_source is None:
         return "compute beyond its cache" if row.cached_tokens else "compute"
-    how = f"fetch {row.fetched_blocks} blocks from {row.kv_source} in {_seconds(row.fetch_s)}"
+    how = f"fetch {row.fetched_blocks} blocks from {row.kv_source} in {seconds(row.fetch_s)}"
     return how if row.kv_way == "fetch" else f"{how} while computing the rest"
 
 
@@ -285,7 +301,7 @@ def _table(*columns: str) -> Table:
 
 
 def _triple(values: Quantiles) -> tuple[str, str, str]:
-    return _seconds(values.p50), _seconds(values.p90), _seconds(values.p99)
+    return seconds(values.p50), seconds(values.p90), seconds(values.p99)
 
 
 def _of(side: Prediction | None, key: str) -> float | None:
@@ -299,19 +315,3 @@ def _goodput(side: Prediction | None) -> str:
     if side.goodput_low is None or side.goodput_high is None:
         return f"{side.goodput_per_s:.2f}/s"
     return f"{side.goodput_per_s:.2f}/s ({side.goodput_low:.2f} to {side.goodput_high:.2f})"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -47,6 +47,10 @@ def simulate(
         Literal["never", "hopeless", "objective"] | None,
         typer.Option("--reject", help="Early 429: what would time out (hopeless, the default), or miss its objective."),
     ] = None,
+    autopilot: Annotated[
+        Literal["off", "advise", "auto"] | None,
+        typer.Option("--autopilot", help="Role switches for goodput: not looked for (the default), proposed, or made."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal results.")] = 0,
     fault: Annotated[
         list[str] | None,

@@ -20,24 +20,27 @@ from transfer.api import InstanceView
 from transfer.terms import Role
 from ui.client import FleetClient
 from ui.errors import ApiError, CliError
-from ui.launch import FleetPlan, Member, control_argv, groups, members, node_argv, threads_each
+from ui.launch import FleetPlan, Member, console_argv, control_argv, groups, members, node_argv, threads_each
 from ui.processes import Child, Supervisor, exit_text
 from ui.render import make_console
 
 POLL_S = 0.1
 ASK_S = 5.0
 CONTROL = "the control plane"
+CONSOLE = "the console"
 SERVING = "ready"
 
 
 @dataclass(slots=True)
 class Fleet:
-    """The running programs. wait_s: longest wait until all instances serve. api_key: for asking the control plane."""
+    """The running programs. wait_s: longest wait until all instances serve. api_key: for asking the control plane.
+    console_port: where the console listens, None for none."""
 
     plan: FleetPlan
     wait_s: float
     ready_file: Path | None = None
     api_key: str | None = None
+    console_port: int | None = None
     members: list[Member] = field(default_factory=list)
     _groups: dict[str, list[Member]] = field(default_factory=dict)
     _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -49,6 +52,10 @@ class Fleet:
         """Where clients on this machine reach it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.plan.host, self.plan.host)
         return f"http://[{host}]:{self.plan.port}" if ":" in host else f"http://{host}:{self.plan.port}"
+
+    @property
+    def console_url(self) -> str | None:
+        return None if self.console_port is None else f"http://127.0.0.1:{self.console_port}"
 
     @property
     def logs(self) -> Path:
@@ -65,6 +72,7 @@ class Fleet:
         try:
             await self._start(supervisor)
             if await self._serves(supervisor, stopping):
+                await self._start_console(supervisor)
                 self._write_ready_file()
                 self._tell()
                 ends: set[asyncio.Future[Any]] = {stopping, supervisor.gave_up}
@@ -101,6 +109,13 @@ class Fleet:
             self._groups[name] = group
             await supervisor.start(Child(name, node_argv(plan, group, threads, pid), log))
 
+    async def _start_console(self, supervisor: Supervisor) -> None:
+        """When all serve: until then it would only take their time. The fleet goes on without it."""
+        if self.console_port is not None:
+            env = {} if self.api_key is None else {"PHASEPLANE_API_KEY": self.api_key}
+            argv = console_argv(self.url, self.console_port)
+            await supervisor.start(Child(CONSOLE, argv, self.logs / "console.log", env=env))
+
     async def _serves(self, supervisor: Supervisor, stopping: asyncio.Task[bool]) -> bool:
         """True when all serve, False when asked to stop. Raises CliError when a program ended or is late."""
         waiting = asyncio.create_task(self._until_serving())
@@ -136,6 +151,8 @@ class Fleet:
 
     async def _before_restart(self, child: Child) -> None:
         """A node that starts again takes the roles the fleet gave it last, not those it began with."""
+        if child.name == CONSOLE:
+            return
         group = self._groups.get(child.name)
         lives: dict[str, int] = {}
         if group is not None:
@@ -178,12 +195,14 @@ class Fleet:
             }
         )
         key = "" if self.api_key is None else ' -H "Authorization: Bearer $PHASEPLANE_API_KEY"'
+        console = "" if self.console_url is None else f"  console {self.console_url}\n"
         asks = "" if self.api_key is None else "; set PHASEPLANE_API_KEY to a secret of server.api_keys"
         print(
             f"serving {Path(plan.model).name} on {split(self.members)} at {url}{asks}\n"
             f"  ask     curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n"
             f"  chat    phaseplane chat{at}\n"
             f"  status  phaseplane status{at}\n"
+            f"{console}"
             f"  logs    {self.logs}\n"
             f"  nodes   join at tcp://127.0.0.1:{plan.wire_port}\n"
             "Ctrl-C stops everything",
@@ -193,7 +212,7 @@ class Fleet:
     def _write_ready_file(self) -> None:
         if self.ready_file is None:
             return
-        text = json.dumps({"url": self.url, "pid": os.getpid()}) + "\n"
+        text = json.dumps({"url": self.url, "pid": os.getpid(), "console": self.console_url}) + "\n"
         draft = self.ready_file.with_name(f".{self.ready_file.name}.{os.getpid()}")
         try:
             self.ready_file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import typer
 
 from transfer.errors import InvalidValue
 from transfer.models import CONFIG_FILE, model_dir, read_json
+from ui import console_command
 from ui import up_options as options
 from ui.errors import CliError, UsageFault
 from ui.launch import DEFAULT_MODEL, EMULATED_PER_PROCESS, FleetPlan, control_argv, members, parse_hardware
@@ -19,12 +20,13 @@ from ui.machine import available_memory, free_port, port_is_free, state_dir
 from ui.options import Command, Config
 from ui.preflight import control_fault
 from ui.settings import server_key
-from ui.up import Fleet, own_state
+from ui.up import Fleet, own_state, say
 
 RUNTIME_BYTES = 450e6
 """What torch and Python take in each native process beside its weights."""
 DEFAULT_KV_BYTES = 1 << 30
 LOOPBACK = "127.0.0.1"
+CONSOLE_PORT = 8501
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +54,7 @@ def up(
     ready_file: options.ReadyFile = None,
     wait: options.Wait = 180.0,
     no_console: options.NoConsole = False,
+    console_port: options.ConsolePort = CONSOLE_PORT,
     config: Config = None,
 ) -> None:
     """Start a fleet on this machine and keep it up until Ctrl-C."""
@@ -76,7 +79,8 @@ def up(
         plan = replace(plan, dtype=plan.dtype or _stored_dtype(plan.model))
         _check_memory(plan)
     with own_state(plan.state):
-        asyncio.run(Fleet(plan, wait, ready_file, server_key(config, os.environ)).run())
+        console = None if no_console else _console_port(console_port)
+        asyncio.run(Fleet(plan, wait, ready_file, server_key(config, os.environ), console).run())
 
 
 def _choose_port(host: str, port: int) -> int:
@@ -93,6 +97,14 @@ def _choose_port(host: str, port: int) -> int:
         f"port {port} on {host} is in use; see who serves there with `phaseplane status --url http://{host}:{port}`, "
         f"or run `phaseplane up --port {other}`"
     )
+
+
+def _console_port(port: int) -> int | None:
+    """Where the console will listen: a free port when that one is taken, None where Streamlit is not installed."""
+    if not console_command.is_installed():
+        say(f"no console: {console_command.MISSING}")
+        return None
+    return port if port and port_is_free(LOOPBACK, port) else free_port(LOOPBACK)
 
 
 def _have_model(model: str) -> None:

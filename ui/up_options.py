@@ -41,3 +41,6 @@ ReadyFile = Annotated[
 ]
 Wait = Annotated[float, _option("--wait", "Longest wait until all serve, seconds.", min=1.0)]
 NoConsole = Annotated[bool, _option("--no-console", "Start no console beside the fleet.")]
+ConsolePort = Annotated[
+    int, _option("--console-port", "Of the console; another one where it is taken.", min=0, max=65535)
+]

@@ -11,7 +11,7 @@ from ui_fakes import a_fleet
 
 from controlplane.core.autopilot import rule
 from controlplane.core.config import CoreConfig
-from transfer.api import AutopilotView
+from transfer.api import AutopilotView, LookRow
 from ui import autopilot_command
 
 
@@ -72,3 +72,18 @@ def test_status_says_what_the_autopilot_would_do(run, fleet):
     assert "autopilot (advise): hold: no confident move" in run("status", "--url", fleet.url).out
     fleet.fleet = a_fleet()
     assert "autopilot" not in run("status", "--url", fleet.url).out
+
+
+def test_since_shows_what_it_said_before(run, fleet):
+    fleet.looks = [
+        LookRow("e-2", "m", "move", "move p0 P->D: +18 %", 1, 1_700_000_060.0, 1_700_000_060.0),
+        LookRow("e-1", "m", "met", "hold: nothing to gain", 20, 1_700_000_000.0, 1_700_000_057.0),
+    ]
+    ran = run("autopilot", "--since", "2h", "--url", fleet.url)
+    assert ran.code == 0
+    assert re.search(r"20 .*met.*nothing to gain[\s\S]* 1 .*move p0 P->D", ran.out), ran.out
+    document = run("autopilot", "--since", "7200", "--json", "--url", fleet.url).out
+    assert msgspec.json.decode(document, type=list[LookRow]) == fleet.looks
+    wrong = run("autopilot", "--since", "yesterday", "--url", fleet.url)
+    assert (wrong.code, "'yesterday' is no time; give seconds or such as 30m, 24h, 2d" in wrong.err) == (2, True)
+    assert run("autopilot", "auto", "--since", "2h", "--url", fleet.url).code == 2

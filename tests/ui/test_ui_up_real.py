@@ -32,7 +32,8 @@ class Up:
 
     def wait_ready(self) -> None:
         assert eventually(self.ready_file.exists, START_S), self.log.read_text()
-        self.url = json.loads(self.ready_file.read_text())["url"]
+        ready = json.loads(self.ready_file.read_text())
+        self.url, self.console = ready["url"], ready["console"]
 
     def num_ready(self) -> int:
         try:
@@ -62,7 +63,7 @@ class Up:
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path, "--prefill", "1", "--decode", "1")
+    running = Up(tmp_path, "--prefill", "1", "--decode", "1", "--no-console")
     try:
         running.wait_ready()
         yield running

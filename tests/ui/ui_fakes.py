@@ -15,6 +15,8 @@ import msgspec
 from aiohttp import web
 
 from transfer.api import (
+    ActionView,
+    AuditRow,
     AutopilotSettings,
     AutopilotView,
     CandidateView,
@@ -23,6 +25,9 @@ from transfer.api import (
     FleetState,
     Goodput,
     InstanceView,
+    KvView,
+    LiveFrame,
+    LookRow,
     PinView,
     Plan,
     PlanStep,
@@ -32,6 +37,7 @@ from transfer.api import (
     ScoredMove,
     ScoreView,
 )
+from transfer.screens import CacheView, Column, KvDetail, LinkView, PrefixView, SeriesView
 from transfer.terms import Slo
 
 
@@ -93,6 +99,18 @@ def a_record() -> RequestRecord:
     )  # fmt: skip
 
 
+def a_kv_detail() -> KvDetail:
+    link = LinkView(prefill="cpu-0", decode="cpu-1", num_transfers=3, num_bytes=3000, busy_s=0.3, exposed_s=0.1,
+                    bytes_per_s=50.0, utilisation=0.01)  # fmt: skip
+    prefix = PrefixView(name="9f86d081884c", num_tokens=96, num_blocks=6, num_hits=3, holders=("cpu-0",), last_hit_s=2)
+    cache = CacheView(id="cpu-0", role="prefill", num_blocks=100, used_blocks=40, cached_blocks=20, free_blocks=60,
+                      ssd_blocks=0, ssd_capacity_blocks=0, num_evicted=5, num_preemptions=0)  # fmt: skip
+    return KvDetail(
+        hits=KvView(looked_up_tokens=100, device_tokens=40), links=(link,), prefixes=(prefix,), caches=(cache,),
+        failures={"prefills_failed": 1}, orphaned_kv_blocks=0, handoff_bytes=3000,
+    )  # fmt: skip
+
+
 def an_autopilot(**changes: Any) -> AutopilotView:
     line = "move n3 P->D: +18 %, 80 % interval 12 to 23, about 6 s"
     view = AutopilotView(
@@ -116,6 +134,8 @@ class Fake:
     """GET /v1/plans/{id} answers the first and then forgets it, but keeps the last."""
     record: RequestRecord = field(default_factory=a_record)
     autopilot: AutopilotView = field(default_factory=an_autopilot)
+    looks: list[LookRow] = field(default_factory=list)
+    deltas: tuple[LiveFrame, ...] = ()
     plan_refusal: str = ""
     web_status: int = 0
     """Every answer is a page of this status, as of a server that is no fleet."""
@@ -152,9 +172,17 @@ class Fake:
                 web.get("/v1/plans/{id}", self._get_plan),
                 web.post("/v1/plans/{id}/apply", self._apply),
                 web.post("/v1/plans/{id}/undo", self._undo),
+                web.get("/v1/plans", self._plans),
+                web.get("/v1/requests", self._records),
                 web.get("/v1/requests/{id}", self._record),
+                web.get("/v1/audit", self._audit),
+                web.post("/v1/instances/{id}/{action}", self._hold),
+                web.get("/v1/series", self._series),
+                web.get("/v1/kv", self._kv),
+                web.get("/v1/live", self._live),
                 web.get("/v1/autopilot", self._autopilot),
                 web.put("/v1/autopilot", self._autopilot),
+                web.get("/v1/autopilot/looks", self._looks),
                 web.post("/v1/autopilot/pins", self._autopilot),
                 web.delete("/v1/autopilot/pins/{subject}", self._unpin),
                 web.post("/v1/completions", self._complete),
@@ -203,8 +231,44 @@ class Fake:
     async def _undo(self, request: web.Request) -> web.Response:
         return answer(a_plan("applying", plan_id="plan-2", undo_of=request.match_info["id"]))
 
+    async def _plans(self, _: web.Request) -> web.Response:
+        return answer({"plans": self.plans})
+
+    async def _records(self, _: web.Request) -> web.Response:
+        return answer({"requests": [self.record]})
+
+    async def _audit(self, _: web.Request) -> web.Response:
+        row = AuditRow(at_s=100.0, actor="alice", action="apply", subject="plan-1", predicted=self.plans[0].predicted)
+        return answer({"audit": [row]})
+
+    async def _hold(self, request: web.Request) -> web.Response:
+        if self.apply_status != 200:
+            return problem(self.apply_status, "cpu-1 is the last ready decode instance of tiny")
+        state = {"cordon": "cordoned", "drain": "draining", "resume": "ready"}[request.match_info["action"]]
+        one = next(one for one in self.fleet.instances if one.id == request.match_info["id"])
+        return answer(ActionView(instance=msgspec.structs.replace(one, state=state), version=5, num_left=2))
+
+    async def _series(self, request: web.Request) -> web.Response:
+        self.asked[-1] = (f"GET {request.path_qs}", None)
+        return answer(SeriesView(step_s=1.0, times=(100, 101), series={"kv_use": Column(last=(0.5, None))}))
+
+    async def _kv(self, _: web.Request) -> web.Response:
+        return answer(a_kv_detail())
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """A snapshot, `deltas` and the end of the stream."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for frame in (LiveFrame(seq=1, kind="snapshot", state=self.fleet), *self.deltas):
+            await response.write(b"id: %d\ndata: %s\n\n" % (frame.seq, msgspec.json.encode(frame)))
+        return response
+
     async def _autopilot(self, _: web.Request) -> web.Response:
         return answer(self.autopilot)
+
+    async def _looks(self, request: web.Request) -> web.Response:
+        assert request.query["since_s"] == "7200"
+        return answer({"looks": self.looks})
 
     async def _unpin(self, request: web.Request) -> web.Response:
         if request.match_info["subject"] != "split":
