@@ -44,7 +44,7 @@ from controlplane.history.store import HistoryStore
 from controlplane.model import Served, load_model
 from controlplane.plane import Hooks, Plane, build
 from transfer.api import RequestRecord
-from transfer.errors import ConfigError, InvalidValue
+from transfer.errors import ConfigError, InvalidValue, PhaseplaneError
 from transfer.models import model_dir
 from transfer.wire.curve import load_keys
 from transfer.wire.endpoint import Timing
@@ -195,11 +195,7 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
     except ConfigError as error:
         raise PortInUse(str(error)) from None
     gateway = _gateway(config, served, tokenizer, plane, history, metrics)
-    gateway.series.load(await history.series())
-    if (kept := await history.autopilot()) is not None:
-        plane.scheduler.post(AutopilotRestored(state=kept, age_s=max(0.0, time.time() - kept.at_s)))
-    if (set_before := await history.classes()) is not None:
-        plane.scheduler.post(ClassesRestored(state=set_before))
+    await _recall(history, gateway.series, plane.scheduler)
     runner = web.AppRunner(build_app(gateway), handler_cancellation=True, shutdown_timeout=config.server.shutdown_s)
     undo.push_async_callback(runner.cleanup)
     await runner.setup()
@@ -212,6 +208,24 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
     if config.server.ready_file:
         plane.supervisor.spawn("ready", functools.partial(_ready_watch, server, plane.scheduler))
     return server
+
+
+async def _recall(history: HistoryStore, series: SeriesBook, scheduler: SchedulerActor) -> None:
+    """Go on from what an earlier life has kept. What of it cannot be read is lost, and keeps nobody from starting."""
+    try:
+        series.load(await history.series())
+    except PhaseplaneError as error:
+        _log.error("charts begin anew: %s", error)
+    try:
+        if (kept := await history.autopilot()) is not None:
+            scheduler.post(AutopilotRestored(state=kept, age_s=max(0.0, time.time() - kept.at_s)))
+    except PhaseplaneError as error:
+        _log.error("the autopilot is as configured, without the pins it had: %s", error)
+    try:
+        if (set_before := await history.classes()) is not None:
+            scheduler.post(ClassesRestored(state=set_before))
+    except PhaseplaneError as error:
+        _log.error("traffic classes are as configured: %s", error)
 
 
 def _gateway(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from controlplane.actors.metronome import Metronome
 from controlplane.actors.scheduler import TICK_S, Core, SchedulerActor
-from controlplane.core.events import Arrived, AutopilotState, Event, RequestSpec
+from controlplane.core.events import Arrived, AutopilotState, ClassesState, Event, RequestSpec
 from controlplane.gateway.assembler import Assembler, Piece
 from controlplane.gateway.streams import SWEEP_EVERY_S, Client, TokenRouter
 from transfer.actors.supervision import RestartPolicy, Strategy, Supervisor

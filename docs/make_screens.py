@@ -55,7 +55,7 @@ def draw(folder: Path, url: str) -> None:
     shoot(folder, url, "playground", "en", "light", ask)
     shoot(folder, url, "replay", "en", "dark", height=1350)
     shoot(folder, url, "audit", "zh-Hant", "light")
-    shoot(folder, url, "traffic", "en", "light")
+    shoot(folder, url, "traffic", "en", "light", height=1250)
     shoot(folder, url, "planner", "zh-Hant", "dark", plan, 1350)
 
 

@@ -10,19 +10,6 @@ from transfer.api import MAX_NAME_CHARS, MAX_VERSION
 from transfer.terms import Slo, Struct
 
 MAX_OBJECTIVE_S = 86400.0
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_OBJECTIVE_S)]
-
-
-class Objectives(Struct, frozen=True):
-    """What one class is to be held to from now on, in seconds; as Slo, but checked."""
-
-    ttft_s: Seconds
-    tpot_s: Seconds
-    e2e_s: Seconds | None = None
-
-    @property
-    def slo(self) -> Slo:
-        return Slo(ttft_s=self.ttft_s, tpot_s=self.tpot_s, e2e_s=self.e2e_s)
 
 
 class ClassSetting(Struct, frozen=True):
@@ -51,8 +38,9 @@ class ClassesView(Struct, frozen=True):
 
 
 class ClassesRequest(Struct, frozen=True):
-    """New objectives by class, None for none; what is not named stays. base_version: as of ApplyRequest."""
+    """New objectives by class, None for none, above 0 and up to MAX_OBJECTIVE_S; a class that is not named keeps its
+    own. base_version: as of ApplyRequest."""
 
     base_version: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
-    classes: dict[str, Objectives | None]
+    classes: dict[str, Slo | None]
     actor: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] = "operator"

@@ -30,6 +30,14 @@ def parse_objectives(texts: Sequence[str]) -> dict[str, Slo]:
     return slos
 
 
+def describe(slo: Slo | None) -> str:
+    """In a few words, for people."""
+    if slo is None:
+        return "none"
+    e2e = "" if slo.e2e_s is None else f", E2E {slo.e2e_s:g} s"
+    return f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s{e2e}"
+
+
 def _positive(text: str) -> float | None:
     try:
         value = float(text)

@@ -14,7 +14,7 @@ from transfer.api import AutopilotMode, AutopilotRequest, AutopilotView, LookRow
 from ui.client import DEFAULT_URL, FleetClient
 from ui.errors import UsageFault
 from ui.options import ApiKey, Command, Config, Json, Url
-from ui.render import make_console, print_json, show_autopilot, show_looks
+from ui.render import make_console, print_json, show_autopilot, show_looks, show_pins
 
 MODES: tuple[AutopilotMode, ...] = ("off", "advise", "auto")
 
@@ -70,7 +70,7 @@ def pin(
     json: Json = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Keep the autopilot from changing roles, of one instance or of all (split). Rebalancing by hand stays possible."""
-    _steer(lambda client: client.pin(PinRequest(subject=subject, ttl_s=ttl, why=why)), url, api_key, json)
+    _steer(lambda client: client.pin(PinRequest(subject=subject, ttl_s=ttl, why=why)), url, api_key, json, show_pins)
 
 
 def unpin(
@@ -78,7 +78,7 @@ def unpin(
     json: Json = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Let the autopilot change it again."""
-    _steer(lambda client: client.unpin(subject), url, api_key, json)
+    _steer(lambda client: client.unpin(subject), url, api_key, json, show_pins)
 
 
 def _span_s(text: str) -> float:
@@ -101,7 +101,10 @@ def _show_past(since_s: float, url: str, api_key: str | None, json: bool) -> Non
         show_looks(make_console(), found)
 
 
-def _steer(ask: Callable[[FleetClient], Awaitable[AutopilotView]], url: str, api_key: str | None, json: bool) -> None:
+def _steer(
+    ask: Callable[[FleetClient], Awaitable[AutopilotView]], url: str, api_key: str | None, json: bool,
+    show: Callable[[Console, AutopilotView], None] = show_autopilot,
+) -> None:  # fmt: skip
     async def work() -> AutopilotView:
         async with FleetClient(url, api_key) as client:
             return await ask(client)
@@ -110,5 +113,4 @@ def _steer(ask: Callable[[FleetClient], Awaitable[AutopilotView]], url: str, api
     if json:
         print_json(found)
     else:
-        console: Console = make_console()
-        show_autopilot(console, found)
+        show(make_console(), found)

@@ -26,6 +26,7 @@ from ui import (
     fleet_commands,
     hold_command,
     kvpool_command,
+    objectives_command,
     plan_command,
     simulate_command,
     top_command,
@@ -53,6 +54,7 @@ up_command.register(app)
 fleet_commands.register(app)
 hold_command.register(app)
 autopilot_command.register(app)
+objectives_command.register(app)
 console_command.register(app)
 top_command.register(app)
 bench_command.register(app)

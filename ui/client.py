@@ -159,7 +159,7 @@ class FleetClient:
         return _decode(await self._call("PUT", CLASSES_PATH, change), ClassesView, self.url)
 
     async def request_record(self, request_id: str) -> RequestRecord:
-        return _decode(await self._call("GET", f"/v1/requests/{request_id}"), RequestRecord, self.url)
+        return _decode(await self._call("GET", f"/v1/requests/{quote(request_id, safe='')}"), RequestRecord, self.url)
 
     async def requests(self, limit: int = 100, outcome: str | None = None) -> list[RequestRecord]:
         """Finished requests, the newest first."""

@@ -20,6 +20,8 @@ from ui.sse import Event
 
 STALE_S = 3.0
 """From this age on a state is STALE and nothing may be changed by it."""
+SET_BACK_S = 60.0
+"""A control plane's clock that is set back by more begins new charts, as it does there; by less, they wait for it."""
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.25, 2.0
 """Between attempts to connect; each failure doubles it."""
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from transfer.api import Plan
+from transfer.api import Plan, RequestRecord
 from ui import rebalance as plans
 from ui.chat import Conversation, Turn, ask_interruptible, pick_model
 from ui.client import DEFAULT_URL, FleetClient
@@ -28,6 +28,9 @@ from ui.render import make_console, print_json, show_fleet, show_request
 T = TypeVar("T")
 
 PlanTimeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Longest wait for the plan to end, seconds.")]
+
+NUM_LOOKED_AT = 500
+"""Finished requests among which `why` looks for one that missed."""
 
 Measure = Annotated[bool, typer.Option("--measure/--no-measure", help="Wait for the measured effect (10 s).")]
 
@@ -97,14 +100,30 @@ def chat(
 
 
 def why(
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST", help="A finished request: the id of its answer.")],
+    request_id: Annotated[
+        str | None,
+        typer.Argument(metavar="REQUEST", help="The id of an answer; without it, the newest that missed objectives."),
+    ] = None,
     url: Url = DEFAULT_URL,
     json: Json = False,
     api_key: ApiKey = None,
     config: Config = None,
 ) -> None:
-    """Explain one finished request: where it ran, where its time went, what else was considered."""
-    _show(lambda client: client.request_record(request_id), show_request, url, api_key, json)
+    """Explain one finished request: where it ran, where its time went, what else was considered.
+
+    Without an id: the newest that missed its objectives. `phaseplane top` (3) and the console list them.
+    """
+
+    async def find(client: FleetClient) -> RequestRecord:
+        if request_id is not None:
+            return await client.request_record(request_id)
+        found = await client.requests(NUM_LOOKED_AT)
+        missed = next((record for record in found if record.good is False), None)
+        if missed is None:
+            raise CliError("no finished request missed its objectives; give the id of an answer")
+        return await client.request_record(missed.request_id)
+
+    _show(find, show_request, url, api_key, json)
 
 
 def doctor(

@@ -23,6 +23,8 @@ from transfer.api import (
     Quantiles,
     RequestRecord,
 )
+from transfer.classes import ClassesView
+from transfer.objectives import describe
 from ui.figures import seconds, share, span
 from ui.measure import BenchReport
 
@@ -80,14 +82,27 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
         for name in ("good", "total", "attainment", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
             table.add_column(name, justify="right")
         for row in fleet.classes:
-            slo = "none" if row.slo is None else f"TTFT {row.slo.ttft_s:g} s, TPOT {row.slo.tpot_s:g} s"
             table.add_row(
-                row.name, slo, str(row.good), str(row.total), share(row.attainment), seconds(row.ttft_s.p50),
-                seconds(row.ttft_s.p99), seconds(row.tpot_s.p50), seconds(row.tpot_s.p99),
+                row.name, describe(row.slo), str(row.good), str(row.total), share(row.attainment),
+                seconds(row.ttft_s.p50), seconds(row.ttft_s.p99), seconds(row.tpot_s.p50), seconds(row.tpot_s.p99),
             )  # fmt: skip
         console.print(table)
     if fleet.bottleneck:
         console.print(f"bottleneck among requests that missed in the last {goodput.window_s:.0f} s: {fleet.bottleneck}")
+
+
+def show_classes(console: Console, view: ClassesView) -> None:
+    """`phaseplane objectives`."""
+    table = _table("class", "objectives", "in the settings")
+    for one in view.classes:
+        table.add_row(one.name, describe(one.slo), "the same" if one.slo == one.configured
+                      else describe(one.configured))  # fmt: skip
+    console.print(table)
+    table = _table("hardware", "GPUs", "instances", "each, per hour")
+    for price in view.prices:
+        cost = f"${price.price_per_hour:.2f}" if price.price_per_hour else "-"
+        table.add_row(price.hardware, str(price.num_gpus), str(price.num_instances), cost)
+    console.print(table)
 
 
 def _prefix_hits(kv: KvView) -> str:
@@ -123,6 +138,8 @@ def show_plan(console: Console, plan: Plan) -> None:
     console.print(table)
     if plan.predicted.basis:
         console.print(f"predicted from: {plan.predicted.basis}")
+    if plan.measured is not None and plan.measured.basis:
+        console.print(f"measured: {plan.measured.basis}; what had waited before is in it")
     if plan.failed:
         console.print(f"failed: {plan.failed}")
 
@@ -178,6 +195,18 @@ def show_request(console: Console, record: RequestRecord) -> None:
         show_candidates(console, record.why)
 
 
+def show_pins(console: Console, view: AutopilotView) -> None:
+    """`phaseplane pin` and `unpin`: what is pinned now. The last look was before that, so it says nothing here."""
+    _show_pins(console, view)
+    console.print(f"autopilot {view.mode}{'' if view.pins else ': nothing is pinned'}")
+
+
+def _show_pins(console: Console, view: AutopilotView) -> None:
+    for pin in view.pins:
+        left = "until released" if pin.left_s is None else f"for another {span(pin.left_s)}"
+        console.print(f"pinned: {pin.subject}, by {pin.who}, {left}{f' ({pin.why})' if pin.why else ''}")
+
+
 def show_autopilot(console: Console, view: AutopilotView) -> None:
     """`phaseplane autopilot`: mode, what it last saw, what it must leave alone, and how its moves came out."""
     limits = view.settings
@@ -186,9 +215,7 @@ def show_autopilot(console: Console, view: AutopilotView) -> None:
     console.print(f"the rule: {view.rule}")
     left = "1 instance" if limits.floor == 1 else f"{limits.floor} instances"
     console.print(f"it leaves at least {left} in a role and makes at most {most} switches in a move")
-    for pin in view.pins:
-        left = "until released" if pin.left_s is None else f"for another {span(pin.left_s)}"
-        console.print(f"pinned: {pin.subject}, by {pin.who}, {left}{f' ({pin.why})' if pin.why else ''}")
+    _show_pins(console, view)
     if view.evaluations:
         table = _table("ago", "model", "what", "line")
         for look in view.evaluations[:MAX_LOOKS]:

@@ -102,7 +102,8 @@ def check_environment(environ: Mapping[str, str], commands: Mapping[str, Sequenc
     for name in sorted(environ):
         short = name.removeprefix(PREFIX)
         if name.startswith(PREFIX) and short not in known and not short.startswith(sections):
-            meant = _meant_section(short) or _nearest(short, sorted(known))
+            bare = short.removeprefix(f"{CLIENT_TABLE}_".upper())  # [client] has variables without its name
+            meant = bare if bare in known else _meant_section(short) or _nearest(short, sorted(known))
             raise UsageFault(f"variable {name} is not known; did you mean {PREFIX}{meant}?")
 
 

@@ -103,9 +103,11 @@ def late_rejection(config: CoreConfig, ttft_s: float, limit_s: float, rng: Rando
     """The answer to a request whose first token is predicted in ttft_s, later than limit_s."""
     error = f" ({error_s:.1f} s more or less)" if error_s else ""
     again_s = retry_after_s(config, ttft_s - limit_s, rng)
+    wait = f"later than the {limit_s:.4g} s this request can wait"
+    if limit_s <= 0.0:
+        wait = "and the rest of the answer alone takes longer than its objective"
     return Rejection(
-        f"the first token is predicted in {ttft_s:.1f} s{error}, later than the {limit_s:g} s this request can wait; "
-        f"try again in {again_s:.0f} s",
+        f"the first token is predicted in {ttft_s:.1f} s{error}, {wait}; try again in {again_s:.0f} s",
         again_s,
     )
 

@@ -243,7 +243,7 @@ class Autopilot:
         self.counts["looks"] += 1
         self.line = look.line
         quiet = look.code in HOLDS or (look.code == "blind" and self.mode != "auto")
-        what = ("", "") if quiet else (look.code, look.advice.named if look.advice is not None else "")
+        what = ("", "") if quiet else (look.code, look.advice.kinds if look.advice is not None else "")
         before = self._told.get(look.model, ("", ""))
         self._since[look.model] = self._since.get(look.model, 0) + 1
         if what == before:

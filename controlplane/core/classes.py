@@ -22,7 +22,8 @@ from controlplane.core.events import (
 )
 from controlplane.text import shown
 from transfer.api import AuditRow
-from transfer.classes import ClassesView, ClassSetting, PriceView
+from transfer.classes import MAX_OBJECTIVE_S, ClassesView, ClassSetting, PriceView
+from transfer.objectives import describe
 from transfer.terms import Slo
 
 
@@ -39,17 +40,22 @@ class Classes:
         desk, change = self._desk, event.change
         present, version = desk.config.classes, desk.fleet.version
         if (unknown := next((name for name in change.classes if name not in present), None)) is not None:
-            message = f"there is no traffic class {shown(unknown)}; the control plane's settings name {', '.join(present)}"
+            message = (
+                f"there is no traffic class {shown(unknown)}; the control plane's settings name {', '.join(present)}"
+            )
             self._refuse(event, 404, message)
             return
-        wanted = {name: None if one is None else one.slo for name, one in change.classes.items()}
-        changed = {name: slo for name, slo in wanted.items() if slo != present[name]}
+        for name, slo in change.classes.items():
+            if (fault := _fault(slo)) is not None:
+                self._refuse(event, 400, f"the objectives of traffic class {name}: {fault}")
+                return
+        changed = {name: slo for name, slo in change.classes.items() if slo != present[name]}
         if changed and change.base_version != version:
             message = f"the fleet changed: it is at version {version} and you saw {change.base_version}; look again"
             self._refuse(event, 409, message)
             return
         for name, slo in changed.items():
-            detail = f"{describe(present[name])}, now {describe(slo)}"
+            detail = f"{describe(present[name])} -> {describe(slo)}"
             row = AuditRow(at_s=event.at_s, actor=change.actor, action="objectives", subject=name, detail=detail)
             desk.emit(Audit(row=row))
         if changed:
@@ -103,9 +109,10 @@ class Classes:
         self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, message=message))
 
 
-def describe(slo: Slo | None) -> str:
-    """Objectives in a few words, for the audit."""
-    if slo is None:
-        return "no objectives"
-    e2e = "" if slo.e2e_s is None else f", E2E {slo.e2e_s:g} s"
-    return f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s{e2e}"
+def _fault(slo: Slo | None) -> str | None:
+    """What is wrong with them, in a sentence's end."""
+    values = {} if slo is None else {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}
+    for name, value in values.items():
+        if value is not None and not 0.0 < value <= MAX_OBJECTIVE_S:
+            return f"{name} must be above 0 and up to {MAX_OBJECTIVE_S:g} seconds, got {value:g}"
+    return None

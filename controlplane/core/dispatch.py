@@ -116,7 +116,7 @@ class Dispatch:
                 if awaited is None or takes is None:
                     continue
                 if awaited.id not in taking:
-                    taking[awaited.id] = takes(awaited, now)
+                    taking[awaited.id] = takes(awaited, now) or not awaited.ready
                 if not taking[awaited.id]:
                     continue
             found.append(request)

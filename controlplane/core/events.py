@@ -312,7 +312,7 @@ class Note(Effect, frozen=True):
 __all__ = [
     "ApplyWanted", "Arrived", "Audit", "AutopilotKept", "AutopilotReady", "AutopilotRestored", "AutopilotState",
     "AutopilotWanted", "CandidateView", "ClassesKept", "ClassesReady", "ClassesRestored", "ClassesState",
-    "ClassesWanted", "Effect", "Ended", "Event", "Expect", "Fail", "Finished", "FirstToken", "FromNode", "HoldReady", "HoldWanted", "Looked", "NeedTokens",
-    "NodeLost", "NodeMessage", "Note", "PlanReady", "PlanRefused", "PlanWanted", "RequestSpec", "Resume", "Send",
-    "Tick",
+    "ClassesWanted", "Effect", "Ended", "Event", "Expect", "Fail", "Finished", "FirstToken", "FromNode",
+    "HoldReady", "HoldWanted", "Looked", "NeedTokens", "NodeLost", "NodeMessage", "Note", "PlanReady",
+    "PlanRefused", "PlanWanted", "RequestSpec", "Resume", "Send", "Tick",
 ]  # fmt: skip

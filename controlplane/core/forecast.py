@@ -95,10 +95,11 @@ class Predictor:
         self._kind_of = {one.id: index for index, kind in enumerate(self.kinds) for one in kind.members}
 
     def split(self, roles: Mapping[InstanceId, Role]) -> Split:
-        """The instances counted by kind and role."""
+        """The instances counted by kind and role, those that are set aside left out."""
         counts = [[0, 0, 0] for _ in self.kinds]
         for one in self.instances:
-            counts[self._kind_of[one.id]][ROLES.index(roles[one.id])] += 1
+            if not one.held:
+                counts[self._kind_of[one.id]][ROLES.index(roles[one.id])] += 1
         return tuple((row[0], row[1], row[2]) for row in counts)
 
     def kind_of(self, instance_id: InstanceId) -> int:

@@ -26,12 +26,12 @@ _STATES = {"cordon": InstanceState.CORDONED, "drain": InstanceState.DRAINING}
 
 class Holds:
     """Single owner: SchedulerCore. Idempotent: what is in force already, or was asked for with the same idempotency
-    key, is answered with the instance as it is."""
+    key of the same instance, is answered with the instance as it is."""
 
     def __init__(self, desk: Desk, migrations: Migrations, membership: Membership, plans: Plans) -> None:
         self._desk, self._migrations, self._membership, self._plans = desk, migrations, membership, plans
         self._held: dict[InstanceId, HoldAction] = {}
-        self._keys: deque[str] = deque(maxlen=MAX_KEYS)
+        self._keys: deque[tuple[str, InstanceId, HoldAction]] = deque(maxlen=MAX_KEYS)
 
     @property
     def draining(self) -> bool:
@@ -43,13 +43,14 @@ class Holds:
         if instance is None:
             self._refuse(event, 404, f"there is no instance {shown(event.instance_id)}; GET /v1/fleet lists them")
             return
-        known = bool(apply.idempotency_key) and apply.idempotency_key in self._keys
+        click = (apply.idempotency_key, event.instance_id, event.action)
+        known = bool(apply.idempotency_key) and click in self._keys
         if not known and not self._in_force(instance, event.action):
             if (reason := self._why_not(instance, event)) is not None:
                 self._refuse(event, 409, reason)
                 return
             if apply.idempotency_key:
-                self._keys.append(apply.idempotency_key)
+                self._keys.append(click)
             self._set(instance, event.action)
             self._audit(event, instance)
         self._answer(event, instance)
@@ -85,19 +86,24 @@ class Holds:
             return None
         if instance.state not in (InstanceState.READY, InstanceState.CORDONED):
             return f"{instance.id} is {instance.state.value}; try again when it is ready"
-        if len(self._held) >= MAX_HELD:
+        if len(self._held) >= MAX_HELD and self._forgotten() is None:
             return f"{MAX_HELD} instances are set aside already; resume some first"
         return self._last_of(instance)
 
+    def _forgotten(self) -> InstanceId | None:
+        """One that was set aside and has long gone: where ids do not come again, nobody resumes it."""
+        return next((name for name in self._held if name not in self._desk.fleet.instances), None)
+
     def _last_of(self, instance: Instance) -> str | None:
-        """Whether its model could not be served without it, in a sentence."""
+        """Whether its model could not be served without it and those that a plan takes away, in a sentence."""
         model = instance.hello.model
         group = self._desk.fleet.groups.get(model.name) if model is not None else None
         if group is None or instance.role is Role.KV_POOL or not instance.ready:
             return None
-        left = [one for one in (*group.prefills, *group.decodes, *group.mixed) if one is not instance]
+        ready = (*group.prefills, *group.decodes, *group.mixed)
+        left = [one for one in ready if one is not instance and self._plans.step_of(one) is None]
         for role in (Role.PREFILL, Role.DECODE):
-            if not any(one.role in (role, Role.MIXED) for one in left):
+            if instance.role in (role, Role.MIXED) and not any(one.role in (role, Role.MIXED) for one in left):
                 return (f"{instance.id} is the last ready {role.value} instance of {group.model.name}, and its "
                         "requests need one; add or resume another first")  # fmt: skip
         return None
@@ -106,6 +112,8 @@ class Holds:
 
     def _set(self, instance: Instance, action: HoldAction) -> None:
         if action != "resume":
+            if len(self._held) >= MAX_HELD and (forgotten := self._forgotten()) is not None:
+                del self._held[forgotten]
             self._held[instance.id] = action
             self._put(instance, action)
             return

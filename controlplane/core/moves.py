@@ -80,6 +80,13 @@ class Advice:
         return ", ".join(f"{one.id} {_LETTER[one.role]}->{_LETTER[role]}" for one, role in self.switches)
 
     @property
+    def kinds(self) -> str:
+        """Which hardware goes where; which of several equal instances that would be is another one at every look."""
+        return ", ".join(
+            sorted(f"{one.hello.hardware.name} {_LETTER[one.role]}->{_LETTER[role]}" for one, role in self.switches)
+        )
+
+    @property
     def direction(self) -> str:
         """From which role to which, however many."""
         return ", ".join(sorted({f"{_LETTER[one.role]}->{_LETTER[role]}" for one, role in self.switches}))

@@ -134,14 +134,14 @@ class Plans:
             self._measure(self._measuring)
 
     def report(self, instance: Instance, report: RoleReport) -> None:
-        step = self._step_of(instance)
+        step = self.step_of(instance)
         if step is not None and self.applying is not None and report.plan_id == self.applying.plan_id:
             self._runner.report(self.applying.plan_id, step, instance, report)
         elif step is None:
             self._desk.fleet.take_role(instance, report.role)  # the truth, also after a switch was given up
 
     def beat(self, instance: Instance, beat: Heartbeat) -> None:
-        step = self._step_of(instance)
+        step = self.step_of(instance)
         if step is not None and self.applying is not None:
             self._runner.beat(self.applying.plan_id, step, instance, beat)
         elif beat.role is not None and step is None:
@@ -286,15 +286,15 @@ class Plans:
         )  # fmt: skip
         self._audit(plan, "done", f"{plan.before} to {plan.after}, {len(plan.steps)} steps")
 
-    # --- helpers --------------------------------------------------------------------------------------------
-
-    def _step_of(self, instance: Instance) -> StepRun | None:
+    def step_of(self, instance: Instance) -> StepRun | None:
         """The step in progress for this instance."""
         if self.applying is None:
             return None
         ended = (StepState.DONE, StepState.FAILED, StepState.ROLLED_BACK)
         return next((one for one in self.applying.steps
                      if one.instance_id == instance.id and one.machine.state not in ended), None)  # fmt: skip
+
+    # --- helpers --------------------------------------------------------------------------------------------
 
     def _outcome(self, since_s: float, model: str) -> Outcome:
         desk, group = self._desk, self._desk.fleet.groups.get(model)

@@ -150,7 +150,7 @@ def _load(one: Instance) -> tuple[bool, int, float, str]:
 
 def _shrink_first(moves: list[tuple[Instance, Role]], fleet: Fleet) -> list[tuple[Instance, Role]]:
     """Take from the role that has most instances first, so that no role runs dry before it is refilled."""
-    counts = fleet.counts()
+    counts = _serving(fleet)
     left, ordered = list(moves), []
     while left:
         best = max(left, key=lambda move: counts[move[0].role] - counts[move[1]])
@@ -161,6 +161,14 @@ def _shrink_first(moves: list[tuple[Instance, Role]], fleet: Fleet) -> list[tupl
     return ordered
 
 
+def _serving(fleet: Fleet) -> dict[Role, int]:
+    """Engines by role, without those that are set aside."""
+    counts = fleet.counts()
+    for one in fleet.engines():
+        counts[one.role] -= one.held
+    return counts
+
+
 def risks(fleet: Fleet, target: Target, steps: tuple[PlanStep, ...]) -> tuple[str, ...]:
     """What an operator should know before applying, in sentences."""
     found = []
@@ -169,7 +177,7 @@ def risks(fleet: Fleet, target: Target, steps: tuple[PlanStep, ...]) -> tuple[st
     for count, role in ((target.num_prefill, "prefill"), (target.num_decode, "decode")):
         if count == 1 and steps and not target.num_mixed:
             found.append(f"one {role} instance is left: its loss stops that phase until another joins")
-    counts = fleet.counts()
+    counts = _serving(fleet)
     for step in steps:
         counts[Role(step.from_role)] -= 1
         if not counts[Role(step.from_role)] and not counts[Role.MIXED]:

@@ -59,6 +59,8 @@ class SeriesBook:
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
         self._newest: int | None = None
+        self._full: int | None = None
+        """The second in which there was no room for another one."""
 
     def put(self, at_s: float, values: Mapping[str, float | None]) -> SeriesRow | None:
         """The values of this second (Unix time); those of a second that was told already are dropped.
@@ -125,8 +127,11 @@ class SeriesBook:
 
     def _forget_one(self) -> bool:
         """Make room: the series longest silent goes, of an instance that left, for example."""
+        if self._full is not None and self._full == self._newest:
+            return False
         name = min(self._series, key=lambda one: self._series[one].newest)
         if self._newest is not None and self._series[name].newest >= self._newest - 1:
+            self._full = self._newest
             return False
         del self._series[name]
         return True

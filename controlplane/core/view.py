@@ -75,7 +75,7 @@ def verdict(desk: Desk, now: float) -> str:
         quality = "no request with objectives has finished yet"
     else:
         stage = next(iter(desk.goodput.missed_stages(now)), None)
-        quality = f"{attainment:.1%} of requests met their objectives"
+        quality = f"{attainment:.1%} of requests met their objectives since the start"
         if stage is not None:
             quality += f"; those that miss lose most time in {stage.replace('_', ' ')}"
     text = "; ".join([*troubles, quality])

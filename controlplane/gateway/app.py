@@ -80,6 +80,8 @@ def _shielded(gateway: Gateway, handler: Handler, *, guarded: bool) -> Handler:
         try:
             if keys_needed and (tenant := authenticate(gateway.config, request)) is not None:
                 request[TENANT] = tenant
+            elif guarded and not keys_needed and _is_foreign(request):
+                raise ApiError(403, "a page of another site may not use this server; its own programs may")
             return await handler(request)
         except ApiError as error:
             return error.response()
@@ -96,6 +98,11 @@ def _shielded(gateway: Gateway, handler: Handler, *, guarded: bool) -> Handler:
             return ApiError(500, "the server failed on this request; its log says why").response()
 
     return run
+
+
+def _is_foreign(request: web.Request) -> bool:
+    """Whether a page of another site makes somebody's browser send this: without keys, all that could stop it."""
+    return request.method not in ("GET", "HEAD") and request.headers.get("Sec-Fetch-Site") == "cross-site"
 
 
 def _not_allowed(allowed: list[str]) -> Handler:

@@ -109,10 +109,10 @@ class HistoryStore:
         return found[0] if found else None
 
     async def series(self) -> list[SeriesRow]:
-        """Of the last day, the oldest first."""
-        sql, since = "SELECT doc FROM series WHERE at_s >= ? ORDER BY at_s", self._now() - schema.SERIES_KEPT_S
-        decode = msgspec.msgpack.Decoder(SeriesRow).decode
-        return await self._read(lambda db: [decode(doc) for (doc,) in db.execute(sql, (since,))])
+        """Of the last day, the oldest first; without what a clock that was ahead has kept."""
+        sql, now = "SELECT doc FROM series WHERE at_s BETWEEN ? AND ? ORDER BY at_s", self._now()
+        decode, day = msgspec.msgpack.Decoder(SeriesRow).decode, (now - schema.SERIES_KEPT_S, now)
+        return await self._read(lambda db: [decode(doc) for (doc,) in db.execute(sql, day)])
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is queued, then end the thread. Idempotent; blocks up to timeout_s."""

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,9 +16,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from controlplane import main
+from controlplane.core.series import SeriesBook
+from controlplane.history.store import HistoryStore
 
 Spawn = Callable[..., "Process"]
 EMULATED = ("--model", "llama-3.1-8b", "--engine", "emulated")
@@ -186,7 +192,7 @@ def test_a_fleet_joins_serves_and_history_survives_a_restart(spawn: Spawn, tmp_p
     assert len(flights) == 2
 
 
-def test_the_autopilots_mode_pins_and_reasons_survive_a_kill(spawn: Spawn) -> None:
+def test_the_autopilots_mode_pins_and_reasons_and_objectives_survive_a_kill(spawn: Spawn) -> None:
     process = spawn(*EMULATED, "--set", "scheduler.autopilot_every_s=0.1")
     url, wire = addresses(process)
     spawn("--control", wire, *EMULATED, "--instance", "d0=decode", module="nodes.agent")
@@ -194,6 +200,10 @@ def test_the_autopilots_mode_pins_and_reasons_survive_a_kill(spawn: Spawn) -> No
         time.sleep(0.02)
     assert call(f"{url}/v1/autopilot", {"mode": "auto", "floor": 2, "actor": "alice"}, "PUT")[0] == 200
     assert call(f"{url}/v1/autopilot/pins", {"subject": "split", "why": "a test"})[0] == 200
+    version = call(f"{url}/v1/classes")[1]["version"]
+    change = {"base_version": version, "classes": {"default": {"ttft_s": 1.5, "tpot_s": 0.1}}}
+    assert call(f"{url}/v1/classes", change, "PUT")[0] == 200
+    assert call(f"{url}/v1/classes", {**change, "classes": {"default": None}}, "PUT")[0] == 409
     assert call(f"{url}/v1/autopilot/pins", {"subject": "d0", "ttl_s": 600.0})[0] == 200
     time.sleep(0.3)
     said = call(f"{url}/v1/autopilot/looks?since_s=60")[1]["looks"]
@@ -205,19 +215,38 @@ def test_the_autopilots_mode_pins_and_reasons_survive_a_kill(spawn: Spawn) -> No
     assert (view["mode"], view["settings"]["floor"]) == ("auto", 2)
     assert [(one["subject"], one["why"]) for one in view["pins"]] == [("split", "a test"), ("d0", "")]
     assert 500.0 < view["pins"][1]["left_s"] < 600.0
+    default = next(one for one in call(f"{again}/v1/classes")[1]["classes"] if one["name"] == "default")
+    assert (default["slo"]["ttft_s"], default["configured"]["ttft_s"]) == (1.5, 2.0)
     kept = call(f"{again}/v1/autopilot/looks")[1]["looks"]
     assert said[-1]["look_id"] in [row["look_id"] for row in kept]
     assert kept[-1]["ended_at"] >= kept[-1]["began_at"] > time.time() - 60
     assert call(f"{again}/v1/autopilot/looks?since_s=-1")[0] == 400
 
 
+async def test_what_cannot_be_read_of_an_earlier_life_keeps_nobody_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = HistoryStore(tmp_path / "history.db")
+    with sqlite3.connect(tmp_path / "history.db") as db:
+        db.execute("INSERT INTO series VALUES (?, ?)", (int(time.time()) - 50, b"junk"))
+        db.execute("INSERT INTO autopilot VALUES (1, ?)", (b'{"mode": "nonsense"}',))
+    db.close()
+    posted: list[object] = []
+    book = SeriesBook()
+    await main._recall(history, book, SimpleNamespace(post=posted.append))  # type: ignore[arg-type]
+    history.close()
+    assert (book.names(), posted) == ([], [])
+    assert "charts begin anew" in caplog.text
+    assert "the autopilot is as configured" in caplog.text
+
+
 def check_screens(url: str) -> None:
     """What screens ask for is sampled, counted and refused by the running program."""
     deadline = time.monotonic() + 5
-    while not (found := call(f"{url}/v1/series?names=instance.d0.kv_use,in_flight,offered_per_s")[1]["series"]):
-        assert time.monotonic() < deadline, "nothing was sampled"
+    names = ["in_flight", "instance.d0.kv_use"]
+    while sorted(call(f"{url}/v1/series?names={','.join(names)}")[1]["series"]) != names:
+        assert time.monotonic() < deadline, "nothing was sampled since d0 joined"
         time.sleep(0.05)
-    assert {"instance.d0.kv_use", "in_flight"} <= set(found)
     (link,) = call(f"{url}/v1/kv")[1]["links"]
     assert (link["prefill"], link["decode"], link["num_transfers"]) == ("p0", "d0", 1)
     assert link["num_bytes"] > 0

@@ -71,6 +71,11 @@ def check_state(state: FleetState, records: Sequence[RequestRecord]) -> None:
     assert {row.name for row in state.classes} == {"default", "batch"}
     for row in state.classes:
         check_class(row, [one for one in records if one.traffic_class == row.name])
+    for view in state.instances:
+        paces = [one.tpot_s for one in records if one.decode == view.id and one.tpot_s is not None]
+        assert (view.tpot_p50_s is None) == (not paces)
+        if view.tpot_p50_s is not None:
+            assert 1 / BUCKET <= view.tpot_p50_s / quantile(paces, 0.5) <= BUCKET, view.id
     missed = [one for one in records if one.good is False]
     for stage, seconds in state.stages_s.items():
         assert seconds == pytest.approx(sum(one.stages_s.get(stage, 0.0) for one in missed), rel=0.011, abs=0.001)

@@ -55,7 +55,9 @@ def test_a_mode_that_is_none_is_a_sentence(run, fleet):
 
 
 def test_pins_are_put_and_released(run, fleet):
-    assert run("pin", "--url", fleet.url).code == 0
+    said = run("pin", "--url", fleet.url)
+    assert said.code == 0
+    assert fleet.autopilot.line not in said.out, "the last look was before the pin"
     assert run("pin", "cpu-0", "--ttl", "60", "--why", "a test", "--url", fleet.url).code == 0
     assert [(method, body["subject"], body["ttl_s"]) for method, body in fleet.asked] == [
         ("POST /v1/autopilot/pins", "split", None), ("POST /v1/autopilot/pins", "cpu-0", 60.0),

@@ -234,6 +234,14 @@ def test_why_explains_and_refuses_the_unknown(run, fleet: Fake):
     assert "there is no request cmpl-2" in ran.err
 
 
+def test_why_without_an_id_takes_the_newest_that_missed(run, fleet: Fake):
+    ran = run("why", "--url", fleet.url)
+    assert ran.code == 1
+    assert "no finished request missed its objectives" in ran.err
+    fleet.record = msgspec.structs.replace(fleet.record, good=False)
+    assert "request cmpl-1 (tiny, class default): ok, missed its objectives" in run("why", "--url", fleet.url).out
+
+
 def test_rebalance_follows_the_plan_to_its_end(run, fleet: Fake):
     steps = a_plan().steps
     moving = tuple(s.__class__(instance_id="cpu-0", from_role="prefill", to_role="decode", status="draining",

@@ -37,6 +37,7 @@ from transfer.api import (
     ScoredMove,
     ScoreView,
 )
+from transfer.classes import ClassesView, ClassSetting, PriceView
 from transfer.screens import CacheView, Column, KvDetail, LinkView, PrefixView, SeriesView
 from transfer.terms import Slo
 
@@ -180,6 +181,8 @@ class Fake:
                 web.get("/v1/series", self._series),
                 web.get("/v1/kv", self._kv),
                 web.get("/v1/live", self._live),
+                web.get("/v1/classes", self._classes),
+                web.put("/v1/classes", self._set_classes),
                 web.get("/v1/autopilot", self._autopilot),
                 web.put("/v1/autopilot", self._autopilot),
                 web.get("/v1/autopilot/looks", self._looks),
@@ -265,6 +268,20 @@ class Fake:
 
     async def _autopilot(self, _: web.Request) -> web.Response:
         return answer(self.autopilot)
+
+    async def _classes(self, _: web.Request) -> web.Response:
+        rows = tuple(ClassSetting(one.name, one.slo, Slo(2.0, 0.2)) for one in self.fleet.classes)
+        prices = (PriceView(hardware="H800", num_gpus=2, price_per_hour=4.0), PriceView("CPU", 0, 0.0, 2))
+        return answer(ClassesView(version=self.fleet.version, classes=rows, prices=prices))
+
+    async def _set_classes(self, request: web.Request) -> web.Response:
+        if self.apply_status != 200:
+            return problem(self.apply_status, "the fleet changed: look again")
+        changed = (await request.json())["classes"]
+        rows = [msgspec.structs.replace(one, slo=msgspec.convert(changed[one.name], Slo | None))
+                if one.name in changed else one for one in self.fleet.classes]  # fmt: skip
+        self.fleet = msgspec.structs.replace(self.fleet, classes=tuple(rows), version=self.fleet.version + 1)
+        return await self._classes(request)
 
     async def _looks(self, request: web.Request) -> web.Response:
         assert request.query["since_s"] == "7200"

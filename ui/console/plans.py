@@ -53,10 +53,11 @@ def effect_table(plan: Plan, fleet: FleetState | None, say: Words) -> Markup:
 
 
 def risks(plan: Plan, say: Words) -> Markup:
-    """What may go wrong, and what the prediction goes by."""
+    """What may go wrong, and what prediction and measurement go by."""
     found = [tag("li", risk) for risk in plan.risks]
-    basis = say.say("console.plan.basis", basis=plan.predicted.basis) if plan.predicted.basis else None
-    return join([tag("ul", *found) if found else None, None if basis is None else tag("p", basis, class_="pp-quiet")])
+    sides = (("console.plan.basis", plan.predicted), ("console.plan.measured", plan.measured))
+    said = [say.say(key, basis=side.basis) for key, side in sides if side is not None and side.basis]
+    return join([tag("ul", *found) if found else None, *(tag("p", one, class_="pp-quiet") for one in said)])
 
 
 def follow(frame: Frame, plan_id: str) -> None:

@@ -51,6 +51,11 @@ class Serving:
     port: int = 8501
 
     @property
+    def local_names(self) -> list[str]:
+        """What it is called on this machine: on loopback it answers to no other name."""
+        return [*LOCAL_NAMES, self.host]
+
+    @property
     def own_url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
@@ -100,7 +105,7 @@ def settle(wanted: Serving) -> None:
         "client.toolbarMode": "viewer", "client.showErrorDetails": "none", "global.developmentMode": False,
         "server.headless": True, "server.address": wanted.host, "server.port": wanted.port,
         "server.fileWatcherType": "none", "server.runOnSave": False,
-        "server.allowedHosts": LOCAL_NAMES if local else [],
+        "server.allowedHosts": wanted.local_names if local else [],
         "server.enableStaticServing": False, "server.disconnectedSessionTTL": 60, "server.maxUploadSize": 1,
         "logger.level": "error", "runner.magicEnabled": False,
     }  # fmt: skip
@@ -149,7 +154,7 @@ class Console:
         if self._broadcast is None:
             return PlainTextResponse("", 503)
         host = (request.headers.get("host") or "").rpartition(":")[0] or request.headers.get("host", "")
-        if is_loopback(self._wanted.host) and host not in LOCAL_NAMES:
+        if is_loopback(self._wanted.host) and host not in self._wanted.local_names:
             return PlainTextResponse("", 403)
         events = self._broadcast.events(choose(request.query_params.get("lang"), {}))
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

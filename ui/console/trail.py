@@ -8,6 +8,7 @@ from typing import NamedTuple
 from transfer.api import FleetState
 from transfer.screens import SeriesView
 from ui.client import FleetClient
+from ui.feed import SET_BACK_S
 
 SPAN_S = 600
 NAMES = ("goodput_per_s", "throughput_per_s", "attainment", "goodput_10s_per_s")
@@ -34,9 +35,11 @@ class Trail:
         return self.points[-1].at_s if self.points else 0.0
 
     def add(self, at_s: float, state: FleetState) -> None:
-        """The state of that moment; one that is not newer than the last is left out."""
-        if at_s <= self.end_s:
+        """The state of that moment; one that is not newer than the last is left out, unless the clock was set back."""
+        if self.end_s - SET_BACK_S < at_s <= self.end_s:
             return
+        if at_s <= self.end_s:
+            self.points.clear()
         goodput = state.goodput
         self.points.append(
             Point(at_s, goodput.per_s, goodput.throughput_per_s, state.recent_attainment, state.goodput_10s.per_s)

@@ -8,15 +8,16 @@ from zlib import crc32
 from markupsafe import Markup
 
 from transfer.api import AuditRow, ClassView, FleetState, InstanceView
+from transfer.terms import Slo
 from ui import figures, looks
 from ui.console import charts
 from ui.console.broadcast import Drawn, Scene
 from ui.console.markup import Column, folded, join, table, tag
 from ui.console.trail import SPAN_S
-from ui.tui.model import Picture, Trouble, VerdictKind, stage_shares, verdict
+from ui.insight import Trouble, VerdictKind, stage_shares, verdict
 from ui.words import Words, words
 
-ACTS = ("apply", "undo", "failed", "cordon", "drain", "resume", "autopilot", "pin", "unpin")
+ACTS = ("apply", "undo", "failed", "cordon", "drain", "resume", "autopilot", "pin", "unpin", "objectives")
 """Actions of the audit log that are marked in charts."""
 TARGET = 0.9
 """Attainment from which objectives are said to be met."""
@@ -43,7 +44,7 @@ def verdict_text(scene: Scene, say: Words) -> tuple[VerdictKind, str]:
     fleet = scene.state
     if fleet is None:
         return "stale", say.say("app.never")
-    found = verdict(Picture(fleet=fleet, age_s=0.0, target=TARGET))
+    found = verdict(fleet, TARGET)
     if found.kind == "degraded":
         trouble = say.say("console.list_join").join(_trouble(one, say) for one in found.troubles)
         return "degraded", say.say("verdict.degraded", trouble=trouble)
@@ -107,7 +108,7 @@ def classes(views: tuple[ClassView, ...], say: Words) -> Markup:
     ]  # fmt: skip
     rows = [
         (
-            one.name, objectives(one, say),
+            one.name, objectives(one.slo, say),
             figures.share(one.recent_good / one.recent_total if one.slo and one.recent_total else None),
             figures.per_s(one.recent_per_s) if one.slo else figures.NONE, figures.seconds(one.ttft_s.p50),
             figures.seconds(one.ttft_s.p90), figures.seconds(one.tpot_s.p50), figures.seconds(one.tpot_s.p90),
@@ -118,11 +119,11 @@ def classes(views: tuple[ClassView, ...], say: Words) -> Markup:
     return table(columns, rows, say.say("console.overview.classes_title"))
 
 
-def objectives(one: ClassView, say: Words) -> str:
-    if one.slo is None:
+def objectives(slo: Slo | None, say: Words) -> str:
+    if slo is None:
         return say.say("console.no_objectives")
-    text = f"TTFT {figures.seconds(one.slo.ttft_s)}, TPOT {figures.seconds(one.slo.tpot_s)}"
-    return text if one.slo.e2e_s is None else f"{text}, E2E {figures.seconds(one.slo.e2e_s)}"
+    text = f"TTFT {figures.seconds(slo.ttft_s)}, TPOT {figures.seconds(slo.tpot_s)}"
+    return text if slo.e2e_s is None else f"{text}, E2E {figures.seconds(slo.e2e_s)}"
 
 
 def marks_of(rows: Iterable[AuditRow]) -> list[charts.Mark]:
@@ -153,7 +154,7 @@ def _sentence(kind: str, text: str) -> Markup:
 
 def _trouble(trouble: Trouble, say: Words) -> str:
     names = ", ".join(trouble.ids[:3]) + ("\u2026" if len(trouble.ids) > 3 else "")
-    return say.say(f"tui.trouble.{trouble.key}", ids=names, num=figures.count(trouble.number))
+    return say.say(f"fleet.trouble.{trouble.key}", ids=names, num=figures.count(trouble.number))
 
 
 def _figures(state: FleetState, say: Words) -> Markup:

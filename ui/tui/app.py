@@ -25,7 +25,7 @@ from ui.tui.export import export
 from ui.tui.flows import Flows
 from ui.tui.keys import KEYS, MOVES, help_lines
 from ui.tui.lines import Line, Span, Tone
-from ui.tui.model import Picture, verdict
+from ui.tui.model import Picture
 from ui.tui.panels import WANTED, panels
 from ui.tui.pen import Pen
 from ui.tui.session import Session
@@ -239,7 +239,7 @@ class TopApp(App[None]):
         drawn_s = float("-inf")
         while True:
             await self.session.news(1.0)
-            fresh = verdict(self._taken()).kind != verdict(self.picture).kind
+            fresh = self._taken().verdict.kind != self.picture.verdict.kind
             if fresh or self._clock() - drawn_s >= self._every_s * 0.9:
                 drawn_s = self._clock()
                 self.redraw()
@@ -262,7 +262,7 @@ class TopApp(App[None]):
         """Say a new verdict once."""
         if self.picture.fleet is None:
             return
-        found = verdict(self.picture)
+        found = self.picture.verdict
         if self._verdict and found.kind != self._verdict:
             said = verdict_sentence(self.pen, self.picture, found)
             self._said = (said, "bold", self._clock() + SAID_S)

@@ -12,7 +12,7 @@ from textual.theme import Theme
 from textual.widget import Widget
 
 from ui import looks
-from ui.tui.lines import Line, Tone, ascii_only, fit
+from ui.tui.lines import Line, Tone, ascii_only, fit, visible
 
 DARK, LIGHT = "phaseplane-dark", "phaseplane-light"
 _INK: dict[looks.Theme, str] = {"dark": "#d7dee6", "light": "#1f2328"}
@@ -72,4 +72,5 @@ class Canvas(Widget):
         if y >= len(self.lines):
             return Strip.blank(width, base)
         styles = STYLES.get(self.app.theme, STYLES[DARK])
-        return Strip([Segment(span.text, base + styles[span.tone]) for span in fit(self.lines[y], width)], width)
+        spans = fit(self.lines[y], width)
+        return Strip([Segment(visible(span.text), base + styles[span.tone]) for span in spans], width)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ui import looks
 from ui.feed import STALE_S
 from ui.figures import money, per_gpu, per_s, share, span
+from ui.insight import Trouble, Verdict
 from ui.tui.lines import BLANK, Line, Span, Tone, cells, fit, line, spaced, wrap
-from ui.tui.model import Picture, Trouble, Verdict, cost_per_hour, verdict
+from ui.tui.model import Picture, cost_per_hour
 from ui.tui.pen import VERDICT_TONES, Pen
 
 PANELS = ("overview", "instances", "requests", "kv", "events", "autopilot")
@@ -33,7 +34,7 @@ def head(pen: Pen, picture: Picture, width: int) -> list[Line]:
 
 
 def verdict_line(pen: Pen, picture: Picture) -> Line:
-    found = verdict(picture)
+    found = picture.verdict
     tone: Tone = VERDICT_TONES[found.kind]
     sign = pen.sign(looks.VERDICTS[found.kind])
     return (Span(f"{sign} {verdict_sentence(pen, picture, found)}", tone),)
@@ -61,7 +62,7 @@ def trouble_text(pen: Pen, trouble: Trouble) -> str:
     some = ", ".join(ids[:MAX_IDS])
     if len(ids) > MAX_IDS:
         some = pen.say("tui.and_more", some=some, num=len(ids) - MAX_IDS)
-    return pen.say(f"tui.trouble.{trouble.key}", ids=some, num=trouble.number)
+    return pen.say(f"fleet.trouble.{trouble.key}", ids=some, num=trouble.number)
 
 
 def goodput_line(pen: Pen, picture: Picture) -> Line:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from transfer.api import InstanceView
 from ui.figures import count, money, seconds, share, short_count, span
+from ui.insight import SILENT_S
 from ui.tui.charts import bar
 from ui.tui.grid import Grid, Head, Row, figure, stacked_rows, text
 from ui.tui.lines import Line, Tone, plain
-from ui.tui.model import SILENT_S
 from ui.tui.pen import Pen
 
 KV_BAR = 5
@@ -22,6 +22,7 @@ def instance_grid(pen: Pen, views: Iterable[InstanceView]) -> Grid:
     heads = (
         Head(terms[0], most=24), Head(terms[1]), Head(terms[2]), Head(terms[3], True), Head(terms[4], True),
         Head(pen.say("tui.col.queued_tokens"), True, 2), Head(terms[5], True), Head(terms[6], True, 1),
+        Head(pen.say("tui.col.tpot_p50"), True, 3),
         Head(pen.say("tui.col.predicted_by"), False, 4), Head(pen.say("term.hardware"), False, 2, 14),
         Head(pen.say("tui.col.gpus"), True, 5), Head(pen.say("term.price"), True, 3),
         Head(pen.say("tui.col.seen"), True, 3), Head(pen.say("term.model"), False, 6, 24),
@@ -49,6 +50,7 @@ def instance_detail(pen: Pen, view: InstanceView, width: int) -> list[Line]:
         pen.say("tui.col.queued_tokens"): count(view.queued_prefill_tokens),
         pen.say("tui.instance.blocks"): blocks,
         pen.say("term.step"): seconds(view.step_s or None),
+        pen.say("tui.col.tpot_p50"): seconds(view.tpot_p50_s),
         pen.say("tui.col.predicted_by"): _predicted(pen, view),
         pen.say("tui.instance.preemptions"): count(view.num_preemptions),
         pen.say("term.price"): _price(pen, view),
@@ -71,7 +73,8 @@ def _row(pen: Pen, view: InstanceView) -> Row:
         figure(str(view.num_waiting), view.num_waiting, "warn" if view.num_waiting else ""),
         figure(short_count(view.queued_prefill_tokens), view.queued_prefill_tokens),
         figure(f"{gauge} {view.kv_use:>4.0%}", view.kv_use, full),
-        figure(seconds(view.step_s or None), view.step_s), text(_predicted(pen, view), "dim"),
+        figure(seconds(view.step_s or None), view.step_s),
+        figure(seconds(view.tpot_p50_s), view.tpot_p50_s or 0.0), text(_predicted(pen, view), "dim"),
         text(view.hardware), figure(str(view.num_gpus), view.num_gpus), figure(_price(pen, view), view.price_per_hour),
         figure(span(view.last_seen_s), view.last_seen_s, "warn" if silent else "dim"), text(view.model, "dim"),
     ))  # fmt: skip

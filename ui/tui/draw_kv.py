@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from transfer.screens import CacheView, KvDetail, LinkView
 from ui.figures import count, num_bytes, share, short_count, span
+from ui.insight import links
 from ui.tui.charts import bar
 from ui.tui.grid import Grid, Head, Row, drawn, figure, text
 from ui.tui.lines import BLANK, Line, Span, Tone, beside, cells, line, pad, spaced, wrap
-from ui.tui.model import Picture, links
+from ui.tui.model import Picture
 from ui.tui.pen import Pen
 
 TIERS = (("device", "device_tokens"), ("pool_dram", "pool_dram_tokens"), ("pool_ssd", "pool_ssd_tokens"))

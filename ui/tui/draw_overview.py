@@ -7,11 +7,12 @@ from collections import Counter
 from transfer.api import FleetState, Goodput, InstanceView
 from ui import looks
 from ui.figures import per_s, seconds, share, short_count, span
+from ui.insight import stage_shares
 from ui.tui.charts import Curve, chart, nice_top, num_columns, sampled, stacked
 from ui.tui.draw_instances import instance_grid
 from ui.tui.grid import Grid, Head, Row, drawn, figure, text
 from ui.tui.lines import BLANK, Line, Span, Tone, beside, fit, line, pad, spaced
-from ui.tui.model import Picture, stage_shares
+from ui.tui.model import Picture
 from ui.tui.pen import ROLE_TONES, STAGE_TONES, STATE_TONES, Pen
 
 SPAN_S = 600.0

@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 
 from ui.errors import CliError
+from ui.insight import stage_shares
 from ui.tui.draw import verdict_sentence
-from ui.tui.model import Picture, stage_shares, verdict
+from ui.tui.model import Picture
 from ui.tui.pen import Pen
 
 
 def document(picture: Picture, pen: Pen) -> dict[str, Any]:
     """The figures of the API under their own names, beside the verdict."""
-    found = verdict(picture)
+    found = picture.verdict
     fleet = picture.fleet
     return {
         "at_s": picture.at_s,

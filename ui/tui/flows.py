@@ -29,10 +29,11 @@ from ui.client import FleetClient
 from ui.errors import CliError
 from ui.feed import STALE_S
 from ui.figures import span
+from ui.insight import ENGINES, advised, last_done, other_roles
 from ui.tui.dialogs import Ask, Choice, Confirm, Option, PlanDialog
 from ui.tui.draw_plan import plan_lines
 from ui.tui.lines import Line, Tone, line, wrap
-from ui.tui.model import ENGINES, Picture, advised, last_done, other_roles
+from ui.tui.model import Picture
 from ui.tui.pen import Pen
 
 PLAN_TIMEOUT_S = 600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
+from unicodedata import category
 
 from rich.cells import cell_len, set_cell_size, split_graphemes
 
@@ -28,7 +29,12 @@ def line(text: str, tone: Tone = "") -> Line:
 
 
 def plain(spans: Line) -> str:
-    return "".join(span.text for span in spans)
+    return "".join(visible(span.text) for span in spans)
+
+
+def visible(text: str) -> str:
+    """Without what a terminal takes for an order: ids, names and reasons are shown as others have written them."""
+    return text if text.isprintable() else "".join(one for one in text if category(one)[0] != "C")
 
 
 def cells(spans: Line) -> int:

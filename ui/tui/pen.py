@@ -7,7 +7,7 @@ from datetime import datetime, tzinfo
 
 from rich.cells import cell_len
 
-from ui import looks
+from ui import figures, looks
 from ui.looks import Look
 from ui.tui.lines import Line, Span, Tone
 from ui.words import Words
@@ -49,14 +49,20 @@ class Pen:
         return Span(f"{self.sign(looks.state(state))} {self.name('state', state)}", STATE_TONES.get(state, ""))
 
     def clock(self, at_s: float) -> str:
-        return datetime.fromtimestamp(at_s, self.zone).strftime("%H:%M:%S")
+        return self._at(at_s, "%H:%M:%S")
 
     def date(self, at_s: float) -> str:
-        return datetime.fromtimestamp(at_s, self.zone).strftime("%m-%d %H:%M:%S")
+        return self._at(at_s, "%m-%d %H:%M:%S")
 
     def stamp(self, at_s: float) -> str:
         """For the name of a file."""
-        return datetime.fromtimestamp(at_s, self.zone).strftime("%Y%m%d-%H%M%S")
+        return self._at(at_s, "%Y%m%d-%H%M%S")
+
+    def _at(self, at_s: float, form: str) -> str:
+        try:
+            return datetime.fromtimestamp(at_s, self.zone).strftime(form)
+        except (OverflowError, ValueError, OSError):  # in no year that there is
+            return figures.NONE
 
     def rule(self, title: str, width: int) -> Line:
         """A heading with a line after it."""

@@ -25,12 +25,17 @@ ANSWERS: dict[str, Any] = {
     "requests": list[RequestRecord], "audit": list[AuditRow], "kv": KvDetail, "autopilot": AutopilotView,
 }  # fmt: skip
 _MAX_VALUE_BYTES = 64 << 20
+_LAST_S = 1e11
+"""No moment is later."""
 
 
 class Recorder:
-    """Appends to a new file. Raises CliError when it is there already or cannot be written."""
+    """Appends to a new file. Raises CliError when it is there already or cannot be written. A disk that fails later
+    ends the recording, not the screen: `problem` then says why."""
 
     def __init__(self, path: Path, now_s: float, words: Words) -> None:
+        self.problem = ""
+        self._path, self._words = path, words
         try:
             self._file: IO[bytes] = path.open("xb", buffering=0)
         except FileExistsError:
@@ -38,9 +43,16 @@ class Recorder:
         except OSError as error:
             raise CliError(words.say("tui.error.cannot_write", path=path, reason=error.strerror)) from None
         self.put(now_s, MAGIC, VERSION)
+        if self.problem:
+            raise CliError(self.problem)
 
     def put(self, at_s: float, kind: str, value: Any) -> None:
-        self._file.write(msgspec.msgpack.encode((at_s, kind, value)))
+        left = b"" if self.problem else msgspec.msgpack.encode((at_s, kind, value))
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self.problem = self._words.say("tui.error.cannot_write", path=self._path, reason=error.strerror)
 
     def close(self) -> None:
         self._file.close()
@@ -58,11 +70,12 @@ def load(path: Path, words: Words) -> Tape:
                 raise CliError(words.say("tui.error.no_recording", path=path))
             for at_s, kind, value in values:
                 if kind == FRAME:
-                    frame = msgspec.convert(value, LiveFrame)
+                    frame = _checked(value, LiveFrame)
                     state = fold(state, frame)
+                    _moment(frame.at_s)
                     tape.add(frame, state)
                 elif kind in ANSWERS:
-                    tape.answer(kind, at_s, msgspec.convert(value, ANSWERS[kind]))
+                    tape.answer(kind, _moment(at_s), _checked(value, ANSWERS[kind]))
     except OSError as error:
         raise CliError(words.say("tui.error.cannot_read", path=path, reason=error.strerror)) from None
     except (ValueError, TypeError, msgspec.MsgspecError, msgpack.UnpackException) as error:
@@ -70,3 +83,15 @@ def load(path: Path, words: Words) -> Tape:
     if tape.first_s is None:
         raise CliError(words.say("tui.error.empty", path=path))
     return tape
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    """As the API would have told it, which knows neither NaN nor infinity. Raises MsgspecError for anything else."""
+    return msgspec.json.decode(msgspec.json.encode(value), type=kind)
+
+
+def _moment(at_s: Any) -> float:
+    """Unix time. Raises ValueError for what is none."""
+    if not isinstance(at_s, int | float) or not 0 <= at_s < _LAST_S:
+        raise ValueError(f"{at_s!r} is no moment")
+    return at_s

@@ -105,7 +105,7 @@ class LiveSession:
         until = shown_s if at_s is None else at_s
         return _with_answers(replace(
             basis, fleet=state, at_s=until, newest_s=feed.at_s, age_s=feed.age_s, url=self.url,
-            error=feed.error or self.problem,
+            error=feed.error or (self._recorder.problem if self._recorder is not None else "") or self.problem,
         ), self.tape)  # fmt: skip
 
     async def _poll(self) -> None:

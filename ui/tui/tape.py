@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transfer.api import FleetState, LiveFrame
 from transfer.screens import SeriesView
-from ui.feed import fold
+from ui.feed import SET_BACK_S, fold
 
 MAX_FRAMES = 1800
 KEYFRAME_EVERY = 30
@@ -42,7 +42,11 @@ class Points:
 
     def add(self, at_s: float, values: Mapping[str, float | None]) -> None:
         if self.times and at_s <= self.times[-1]:
-            return
+            if at_s > self.times[-1] - SET_BACK_S:
+                return
+            self.times.clear()
+            for column in self.values.values():
+                column.clear()
         self.times.append(at_s)
         for name, column in self.values.items():
             column.append(values.get(name))

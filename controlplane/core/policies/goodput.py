@@ -301,7 +301,7 @@ def _late_harm(at: Situation, one: Instance) -> float:
 def _waits_late(at: Situation, slo: Slo) -> Blocked:
     return Blocked(
         Block.BETTER_LATER,
-        f"its first token is too late for {slo.ttft_s:g} s already: it waits for time that others do not need",
+        f"the first token cannot come within {slo.ttft_s:g} s any more, so others go first",
         at.now + REST * slo.ttft_s,
     )
 

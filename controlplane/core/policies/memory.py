@@ -19,7 +19,7 @@ MAX_TENANTS = 1024
 MAX_INSTANCES = 4096
 LATE_SHARE = 0.1
 """Of prefill time, for requests that cannot be good any more while others want it."""
-AGED_SHARE = 0.5
+AGED_SHARE = 0.2
 """While one of them has waited very long: who comes late waits, but not for ever."""
 MOST_LATE_S = 5.0
 MAX_DUE = 65536

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-DEFAULT_POLICY = "slo"
-"""`goodput` is ahead of it in simulated fleets; when nearly all are late it lets a few wait much longer."""
+DEFAULT_POLICY = "goodput"
+"""Where nearly all are late it lets the few longest prompts wait: `slo` and most others do not, and fewer are good."""
 
 POLICY_NAMES: dict[str, str] = {
     "goodput": "most requests within their objectives: probability of being good, less the harm to others, less cost",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
 from itertools import pairwise
 
 import pytest
 from core_fluid import H20, Mix, Script, World
 from core_kit import config
 
+from controlplane.core import moves
 from controlplane.core.events import AutopilotReady, AutopilotWanted, PlanRefused
 from transfer.api import AutopilotRequest, AutopilotView, PinRequest
 from transfer.terms import Role
@@ -244,6 +247,17 @@ def test_advise_says_and_does_nothing_and_off_does_not_look() -> None:
     assert silent.audit == []
     steer(silent, change=AutopilotRequest(mode="auto"))
     assert silent.run(30).moves, "from now on"
+
+
+def test_another_of_equal_instances_is_no_other_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads change all the time, so each look names another of the idlest: the audit is told once, not each time."""
+    chance = random.Random(3)
+    monkeypatch.setattr(moves, "_load", lambda _: chance.random())
+    world = World("6P2D", step_at(60.0, LONG_PROMPTS, LONG_OUTPUTS), config(autopilot="advise")).run(100)
+    assert len({line.partition(":")[0] for line in world.lines("advise")}) > 3
+    told = [re.sub(r"\bp\d+ ", "", f"{one.row.action} {one.row.detail}".partition(":")[0]) for one in world.audit]
+    assert told
+    assert all(one != other for one, other in pairwise(told))
 
 
 def test_every_look_leaves_a_line_and_the_ring_is_bounded() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from core_kit import Rig, config, hello, only, sends, those
-from core_plans import apply, plan, refused
+from core_plans import apply, finish, plan, refused
 
+from controlplane.core import holds
 from controlplane.core.events import Audit, Finished, HoldReady, HoldWanted, NeedTokens, NodeLost, PlanRefused
 from controlplane.core.instance import InstanceState
 from controlplane.core.lifecycle import RequestState
@@ -103,6 +104,14 @@ def test_the_last_of_a_phase_is_refused(shape: str, name: str, role: str, action
     assert isinstance(hold(rig, "m0", action), ActionView)
 
 
+def test_a_phase_that_nobody_serves_keeps_no_instance_of_the_other_from_being_set_aside() -> None:
+    rig = Rig()
+    rig.fleet("2P1D")
+    rig.do(NodeLost(instance_id="d0"))
+    assert held(rig, "p0", "cordon").instance.state == "cordoned"
+    assert "p1 is the last ready prefill instance of m" in why_not(rig, "p1", "drain").message
+
+
 def test_what_is_set_aside_no_longer_counts_for_others() -> None:
     rig = Rig()
     rig.fleet("1P2D")
@@ -123,6 +132,7 @@ def test_a_fleet_that_changed_since_is_refused_and_repeats_change_nothing() -> N
     held(rig, "p0", "resume")
     assert held(rig, "p0", "cordon", version=seen, key="k1").instance.state == "ready", "the same click twice"
     assert len(those(rig.all_effects, Audit)) == 2
+    assert held(rig, "p1", "cordon", key="k1").instance.state == "cordoned", "a key stands for one change only"
     assert why_not(rig, "nobody", "drain").status == 404
     assert held(rig, "p0", "resume", version=0).instance.state == "ready"
 
@@ -142,6 +152,20 @@ def test_what_a_plan_moves_cannot_be_set_aside_and_the_other_way_round() -> None
     assert isinstance(late, PlanRefused)
     assert "the fleet changed" in late.message
     assert rig2.instance("d0").state is InstanceState.DRAINING
+
+
+def test_what_a_plan_will_take_away_is_not_left_to_serve() -> None:
+    rig = Rig()
+    rig.fleet("3P1D")
+    for index in range(4):
+        rig.decoding(f"r{index}")
+    made = plan(rig, moves={"p0": "decode", "p1": "decode"})
+    assert isinstance(apply(rig, made.plan_id), Plan)
+    assert rig.instance("p1").ready, "its step has not begun"
+    assert "p2 is the last ready prefill instance of m" in why_not(rig, "p2", "cordon").message
+    finish(rig)
+    assert "p2 is the last ready prefill instance of m" in why_not(rig, "p2", "cordon").message
+    assert held(rig, "d0", "cordon").instance.state == "cordoned", "p0 and p1 decode now"
 
 
 def test_it_outlasts_a_restart_of_the_instance_and_a_spell_of_not_being_ready() -> None:
@@ -168,6 +192,46 @@ def test_an_instance_that_is_not_ready_is_not_set_aside() -> None:
     rig.fleet("1P2D")
     rig.node("d2", hello("d2", Role.DECODE))
     assert "d2 is joining" in why_not(rig, "d2", "cordon").message
+
+
+def test_what_is_set_aside_is_no_part_of_what_a_plan_would_bring() -> None:
+    found = []
+    for shape in ("2P2D", "3P2D"):
+        rig = Rig()
+        rig.fleet(shape)
+        if shape == "3P2D":
+            held(rig, "p2", "drain")
+        for index in range(60):
+            rig.decoding(f"r{index}", 4000)
+            rig.end(f"r{index}")
+            rig.tick(0.05)
+        predicted = plan(rig, moves={"p1": "decode"}).predicted
+        assert predicted.goodput_per_s is not None
+        found.append((predicted.goodput_per_s, predicted.attainment, predicted.ttft_p50_s))
+    assert found[0] == pytest.approx(found[1])
+    rig = Rig()
+    rig.fleet("3P2D")
+    held(rig, "p1", "cordon")
+    held(rig, "p2", "drain")
+    made = plan(rig, moves={"p0": "decode", "d0": "prefill"})
+    assert [step.instance_id for step in made.steps] == ["d0", "p0"], "one prefill instance serves at any time"
+    held(rig, "d1", "cordon")
+    made = plan(rig, moves={"p0": "decode", "d0": "prefill"})
+    assert "no decode instance serves while d0 switches" in made.risks
+
+
+def test_those_that_have_long_gone_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds, "MAX_HELD", 2)
+    rig = Rig()
+    rig.fleet("2P3D")
+    held(rig, "d0", "drain")
+    held(rig, "d1", "cordon")
+    assert "2 instances are set aside already" in why_not(rig, "p0", "drain").message
+    rig.do(NodeLost(instance_id="d0"))
+    assert "2 instances are set aside already" in why_not(rig, "p0", "drain").message, "it may come back"
+    rig.wait(rig.core.config.forget_s + 1.0, ["p0", "p1", "d1", "d2"])
+    assert held(rig, "p0", "drain").instance.state == "draining"
+    assert "2 instances are set aside already" in why_not(rig, "d2", "drain").message
 
 
 def test_a_pool_that_is_set_aside_is_taken_off_the_engines_maps() -> None:

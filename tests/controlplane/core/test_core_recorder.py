@@ -8,6 +8,9 @@ from core_kit import Rig, config, ended, hello, spec
 from controlplane.core.events import (
     ApplyWanted,
     Arrived,
+    ClassesRestored,
+    ClassesState,
+    ClassesWanted,
     Event,
     FirstToken,
     FromNode,
@@ -19,8 +22,9 @@ from controlplane.core.events import (
 )
 from controlplane.core.recorder import FlightRecorder, effects_digest, read, replay
 from transfer.api import ApplyRequest, PlanRequest
+from transfer.classes import ClassesRequest
 from transfer.errors import InvalidValue
-from transfer.terms import Role
+from transfer.terms import Role, Slo
 
 EVENTS: list[Event] = [
     FromNode(instance_id="m0", message=hello("m0", Role.MIXED)),
@@ -32,6 +36,8 @@ EVENTS: list[Event] = [
     PlanWanted(ask_id="a", request=PlanRequest(xpyd="1P2D")),
     ApplyWanted(ask_id="b", plan_id="x", apply=ApplyRequest(base_version=1)),
     HoldWanted(ask_id="c", instance_id="m0", action="cordon", apply=ApplyRequest(base_version=1)),
+    ClassesWanted(ask_id="d", change=ClassesRequest(base_version=1, classes={"batch": Slo(1.0, 0.1)})),
+    ClassesRestored(state=ClassesState(classes={"batch": None}, configured={"batch": None})),
     Tick(),
 ]
 

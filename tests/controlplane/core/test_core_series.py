@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -135,6 +137,23 @@ def test_instances_that_left_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     book.put(T + 2, {"a": 1.0, "b": 1.0, "new": 1.0})
     book.put(T + 3, {"a": 1.0, "b": 1.0, "new": 1.0, "one more": 1.0})
     assert book.names() == ["a", "b", "new"]
+
+
+def test_a_fleet_with_far_more_series_than_there_is_room_for_costs_little() -> None:
+    class Counted(dict[str, Any]):
+        num_scans = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.num_scans += 1
+            return super().__iter__()
+
+    book = SeriesBook()
+    told = {f"instance.n{number}.kv_use": 1.0 for number in range(8000)}
+    book.put(T, told)
+    book._series = held = Counted(book._series)
+    book.put(T + 1, told)
+    assert 1 <= held.num_scans <= 2, "the oldest is looked for once a second, not for each that has no room"
+    assert len(book.names()) == series.MAX_SERIES
 
 
 def test_names_by_their_beginning() -> None:

@@ -16,6 +16,8 @@ from controlplane.core.events import (
     Arrived,
     AutopilotReady,
     AutopilotWanted,
+    ClassesReady,
+    ClassesWanted,
     Effect,
     Ended,
     Event,
@@ -51,8 +53,9 @@ from transfer.api import (
     Prediction,
     RequestRecord,
 )
+from transfer.classes import ClassesView, ClassSetting
 from transfer.screens import KvDetail
-from transfer.terms import FinishReason, TokenLogprob, unpack_tokens
+from transfer.terms import FinishReason, Slo, TokenLogprob, unpack_tokens
 from transfer.wire.messages import Message, StepOutput, TokenItem
 
 Reply = Callable[[RequestSpec], list[TokenItem] | Fail | None]
@@ -101,10 +104,12 @@ class FakeCore:
             case HoldWanted():
                 view = next(one for one in self.fleet.instances if one.id == event.instance_id)
                 return [HoldReady(ask_id=event.ask_id, view=ActionView(instance=view, version=2, num_left=1))]
-            case AutopilotWanted() if self.refusal is not None:
+            case AutopilotWanted() | ClassesWanted() if self.refusal is not None:
                 return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
             case AutopilotWanted():
                 return [AutopilotReady(ask_id=event.ask_id, view=self.autopilot(now))]
+            case ClassesWanted():
+                return [ClassesReady(ask_id=event.ask_id, view=self.classes())]
         return []
 
     def state(self, now: float) -> FleetState:
@@ -130,6 +135,10 @@ class FakeCore:
     def autopilot(self, now: float) -> AutopilotView:
         settings = AutopilotSettings(every_s=3.0, window_s=60.0, rest_s=15.0, floor=1, max_moves=None, pin_s=3600.0)
         return AutopilotView(mode="advise", rule="in one sentence", line="hold: no traffic", settings=settings)
+
+    def classes(self) -> ClassesView:
+        slo = Slo(ttft_s=2.0, tpot_s=0.2)
+        return ClassesView(version=2, classes=(ClassSetting(name="default", slo=slo, configured=slo),))
 
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]

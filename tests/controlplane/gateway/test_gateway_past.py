@@ -114,3 +114,18 @@ async def test_with_keys_the_actor_is_whose_key_it_was() -> None:
         assert (await act(f, "decode-1/drain", body))[0] == 401
         (event,) = (event for event in f.core.events if isinstance(event, HoldWanted))
         assert event.apply.actor == "alice"
+
+
+@pytest.mark.parametrize(("site", "keys", "status"), [
+    ("cross-site", {}, 403), ("same-origin", {}, 200), (None, {}, 200), ("cross-site", {"alice": "sk-12345678"}, 200),
+])  # fmt: skip
+async def test_without_keys_a_page_of_another_site_cannot_have_a_browser_act(
+    site: str | None, keys: dict[str, str], status: int
+) -> None:
+    config = Config(model=Model(name="m", engine="emulated"), server=Server(api_keys=keys))
+    async with front(config) as f:
+        headers = {"Sec-Fetch-Site": site} if site else {}
+        headers |= {"Authorization": "Bearer sk-12345678"} if keys else {}
+        assert (await act(f, "decode-1/drain", {"base_version": 3}, **headers))[0] == status
+        async with f.client.get("/v1/fleet", headers=headers) as response:
+            assert response.status == 200, "it cannot read the answer"

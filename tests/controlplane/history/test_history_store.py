@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.core.events import AutopilotState
-from controlplane.core.series import SeriesRow
+from controlplane.core.events import AutopilotState, ClassesState
+from controlplane.core.series import SeriesBook, SeriesRow
 from controlplane.history import schema, store
 from controlplane.history.store import HistoryStore
 from transfer.api import AuditRow, CandidateView, LookRow, Prediction, RequestRecord
 from transfer.errors import ConfigError, PhaseplaneError
+from transfer.terms import Slo
 
 
 def record(number: int, outcome: str = "ok", arrived_at: float | None = None) -> RequestRecord:
@@ -109,7 +110,9 @@ async def test_series_outlive_the_control_plane_and_a_database_of_the_release_be
     path: Path,
 ) -> None:
     db = schema.open_database(path)
-    db.executescript("DROP TABLE series; DROP TABLE looks; DROP TABLE autopilot; PRAGMA user_version = 1;")
+    db.executescript(
+        "DROP TABLE series; DROP TABLE looks; DROP TABLE autopilot; DROP TABLE classes; PRAGMA user_version = 1;"
+    )
     db.close()
     rows = [SeriesRow(at_s=1000 + 10 * number, values={"in_flight": (number, 0.0, 9.5)}) for number in range(3)]
     history = HistoryStore(path, now=lambda: 1010.0 + schema.SERIES_KEPT_S)
@@ -121,9 +124,24 @@ async def test_series_outlive_the_control_plane_and_a_database_of_the_release_be
     again.close()
 
 
+async def test_series_of_a_clock_that_was_ahead_do_not_stand_in_the_way_of_new_ones(path: Path) -> None:
+    rows = [SeriesRow(at_s=at_s, values={"in_flight": (1.0, 1.0, 1.0)}) for at_s in (1000, 1010, 5000)]
+    history = HistoryStore(path, now=lambda: 1015.0)
+    for row in rows:
+        history.add(row)
+    book = SeriesBook()
+    book.load(await history.series())
+    history.close()
+    for second in range(1020, 1040):
+        book.put(second, {"in_flight": 2.0})
+    column = book.column("in_flight", book.window(1000, 1039, 10))
+    assert column is not None
+    assert column.last == (1.0, 1.0, 2.0, 2.0)
+
+
 async def test_looks_are_kept_by_their_id_and_the_autopilots_state_is_the_last(path: Path) -> None:
     db = schema.open_database(path)
-    db.executescript("DROP TABLE looks; DROP TABLE autopilot; PRAGMA user_version = 2;")
+    db.executescript("DROP TABLE looks; DROP TABLE autopilot; DROP TABLE classes; PRAGMA user_version = 2;")
     db.close()
     history = HistoryStore(path)
     assert await history.autopilot() is None
@@ -222,3 +240,18 @@ async def test_a_read_that_cannot_work_fails_alone_and_is_logged(
     assert "OverflowError" in caplog.text
     history.add(record(1))
     assert [row.request_id for row in await history.requests(5)] == ["r1"]
+
+
+async def test_objectives_are_kept_as_they_were_last_set(path: Path) -> None:
+    db = schema.open_database(path)
+    db.executescript("DROP TABLE classes; PRAGMA user_version = 3;")
+    db.close()
+    history = HistoryStore(path)
+    assert await history.classes() is None
+    states = [ClassesState(classes={"chat": Slo(ttft_s, 0.1), "batch": None}, configured={}) for ttft_s in (1.0, 2.0)]
+    for state in states:
+        history.add(state)
+    history.close()
+    again = HistoryStore(path)
+    assert await again.classes() == states[-1]
+    again.close()

@@ -100,6 +100,25 @@ def test_a_rebalance_from_dry_run_to_measured_and_back(fleet: Up):
 
 
 @pytest.mark.slow
+def test_objectives_are_changed_from_the_page_and_back(fleet: Up):
+    with browsing(fleet.console, height=1600) as tab:
+        tab.open("traffic")
+        field = tab.page.get_by_label(SAY("console.traffic.ttft"))
+        apply = tab.button(SAY("console.traffic.apply", name="default"))
+        row = tab.page.get_by_role("row", name=re.compile("^default")).first
+        before = field.input_value()
+        for value, shown in (("0.7500", "TTFT 750.0 ms"), (before, "TTFT 2.00 s")):
+            field.fill(value)
+            field.press("Enter")
+            assert eventually(apply.is_enabled, 10.0)
+            apply.click()
+            assert eventually(lambda shown=shown: shown in row.inner_text(), 10.0)  # type: ignore[misc]
+            assert eventually(apply.is_disabled, 10.0)
+        assert tab.boxes() == []
+        assert tab.faults == []
+
+
+@pytest.mark.slow
 def test_stale_appears_when_the_control_plane_dies_and_goes_when_it_is_back(tmp_path: Path):
     with loaded_fleet(tmp_path) as fleet, browsing(fleet.console) as tab:
         tab.open("instances")

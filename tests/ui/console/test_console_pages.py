@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 from test_console_server import running
@@ -122,6 +123,24 @@ def test_stale_figures_disable_what_changes_the_fleet(backend: Backend, fleet: F
     assert [path for path, _ in fleet.asked if "cordon" in path] == []
 
 
+def test_objectives_are_previewed_and_applied_with_the_version_that_was_seen(backend: Backend, fleet: Fake):
+    run = page("traffic")
+    assert button(run, "apply_objectives").disabled  # nothing has been changed yet
+    run.number_input(key="ttft of default").set_value(0.1).run()
+    texts = " ".join(one.proto.body for one in run.get("html"))
+    assert [text in texts for text in ("TTFT 100.0 ms, TPOT 200.0 ms", ">100.0%<", ">0.0%<", "$4.00")] == [True] * 4
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, version=9)  # somebody else was quicker
+    button(run, "apply_objectives").click().run()
+    sent = [body for path, body in fleet.asked if path == "PUT /v1/classes"]
+    assert [(body["base_version"], body["actor"]) for body in sent] == [(4, "console")]
+    assert sent[0]["classes"] == {"default": {"ttft_s": 0.1, "tpot_s": 0.2, "e2e_s": None}}
+    run.checkbox(key="limited default").uncheck().run()
+    assert run.number_input(key="ttft of default").disabled
+    button(run, "apply_objectives").click().run()
+    sent = [body for path, body in fleet.asked if path == "PUT /v1/classes"]
+    assert (sent[1]["base_version"], sent[1]["classes"]) == (10, {"default": None})
+
+
 def test_the_autopilot_is_told_its_mode(backend: Backend, fleet: Fake):
     run = page("rebalance")
     run.button_group(key="autopilot mode advise").set_value("auto").run()
@@ -148,6 +167,14 @@ def test_a_planner_that_cannot_says_why(backend: Backend):
 
     assert eventually(failed, 20.0)
     assert "--fleet" in run.error[0].value
+
+
+def test_a_planner_reads_files_alone(backend: Backend):
+    run = page("planner")
+    run.text_input(key="plan file").set_value("/dev/zero").run()
+    button(run, "plan").click().run()
+    assert [one.value for one in run.error] == ["The planner could not: /dev/zero: No such file or directory"]
+    assert not busy()
 
 
 @pytest.mark.slow

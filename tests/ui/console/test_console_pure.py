@@ -19,7 +19,7 @@ from ui.console.screens.audit import matching
 from ui.console.screens.instances import actions, instance_table
 from ui.console.screens.planner import present
 from ui.console.screens.requests import choose, waterfall
-from ui.console.screens.traffic import tally, toml
+from ui.console.screens.traffic import tally
 from ui.console.shapes import Group, groups, moves
 from ui.console.style import style_sheet
 from ui.console.trail import SPAN_S, Trail
@@ -125,6 +125,10 @@ def test_the_trail_begins_with_the_series_and_goes_on_with_frames():
     assert [point.goodput for point in trail.points] == [1.0, 2.0, 1.5]
     trail.add(103.5 + SPAN_S, a_fleet())
     assert [point.at_s for point in trail.points] == [103.5, 103.5 + SPAN_S]
+    trail.add(60.0 + SPAN_S, a_fleet())
+    assert trail.end_s == 103.5 + SPAN_S
+    trail.add(40.0, a_fleet())
+    assert [point.at_s for point in trail.points] == [40.0], "its clock was set back"
 
 
 def test_marks_of_the_audit_log_stand_in_the_chart():
@@ -151,7 +155,6 @@ def test_attainment_under_other_objectives_counts_as_the_control_plane_does():
     assert tally(records, Slo(ttft_s=4.0, tpot_s=0.2)) == (3, 5)
     assert tally(records, Slo(ttft_s=2.0, tpot_s=0.001)) == (1, 5)
     assert tally([], Slo(ttft_s=1.0, tpot_s=1.0)).attainment is None
-    assert toml("chat", Slo(ttft_s=1.5, tpot_s=0.05)) == "[classes.chat]\nttft_s = 1.5\ntpot_s = 0.05"
 
 
 def test_requests_are_chosen_by_what_is_wanted():
@@ -171,6 +174,11 @@ def test_actions_are_those_that_the_state_allows():
     assert actions(an_instance("a", "kv_pool")) == ("cordon", "drain")
     assert actions(an_instance("a", "decode", state="lost")) == ()
     assert "pp-role-decode" in instance_table((an_instance("a", "decode"),), EN)
+
+
+def test_an_instances_price_is_its_whole_price_and_its_tpot_the_median():
+    drawn = instance_table((an_instance("a", "decode", num_gpus=4, price_per_hour=8.0, tpot_p50_s=0.02),), EN)
+    assert [text in drawn for text in ("$8.00", ">20.0 ms<", "$32.00")] == [True, True, False]
 
 
 def test_a_plan_has_ended_when_its_effect_is_measured():

@@ -53,6 +53,8 @@ def test_script_threads_ask_through_the_bridge(fleet: Fake):
         assert backend.spawn(lambda client: client.kv()).result(5).handoff_bytes == 3000
         with pytest.raises(CliError, match="there is no request nothing"):
             backend.ask(lambda client: client.request_record("nothing"))
+        with pytest.raises(CliError, match=r"there is no request \.\./audit\?limit=1"):
+            backend.ask(lambda client: client.request_record("../audit?limit=1"))
 
         async def never(_: FleetClient) -> None:
             await asyncio.sleep(60)
@@ -199,6 +201,8 @@ def test_a_taken_port_is_named(fleet: Fake):
 def test_nothing_is_reported_and_nothing_is_offered_for_deployment():
     from streamlit import config
 
+    settle(Serving("http://127.0.0.1:8000", host="127.0.0.7"))
+    assert "127.0.0.7" in config.get_option("server.allowedHosts"), "it answers to its own name"
     settle(Serving("http://127.0.0.1:8000"))
     assert config.get_option("browser.gatherUsageStats") is False
     assert config.get_option("client.toolbarMode") == "viewer"

@@ -26,6 +26,11 @@ def test_a_line_is_fitted_exactly(width: int) -> None:
     assert plain(fit(spans, 5)).endswith("…")
 
 
+def test_what_others_wrote_gives_the_terminal_no_orders() -> None:
+    assert plain(line("n\x1b[2J\x9b1\r\n\u202e\t0")) == "n[2J10"
+    assert plain(line("有效　x\xa0é…─⣿")) == "有效　x\xa0é…─⣿"
+
+
 def test_sentences_wrap_at_words_and_chinese_anywhere() -> None:
     assert wrap("move n3 from P to D", 8) == ["move n3", "from P", "to D"]
     assert wrap("目標都達成了瓶頸是", 8) == ["目標都達", "成了瓶頸", "是"]

@@ -1,4 +1,4 @@
-"""What the panels show, and what a session remembers: verdicts, shares, rows, and any moment of the past."""
+"""What a session shows and remembers: a picture, its rows, and any moment of the past."""
 
 from __future__ import annotations
 
@@ -7,22 +7,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 from top_fakes import START_S, fleet, instances, tape, told
-from ui_fakes import a_kv_detail, a_plan, an_autopilot
 
 from transfer.screens import Column, SeriesView
-from ui.tui.model import (
-    Picture,
-    Trouble,
-    advised,
-    cost_per_hour,
-    last_done,
-    links,
-    moments,
-    other_roles,
-    stage_shares,
-    troubles,
-    verdict,
-)
+from ui.tui.model import Picture, cost_per_hour, moments
 from ui.tui.tape import KEYFRAME_EVERY, Points, Tape, happenings
 
 
@@ -30,16 +17,9 @@ def picture(**changes: object) -> Picture:
     return replace(Picture(fleet=fleet(), at_s=START_S, age_s=0.5), **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("attainment", "kind"), [(0.97, "met"), (0.9, "met"), (0.89, "missed"), (None, "idle"), (0.0, "missed")]
-)
-def test_the_verdict_is_attainment_against_the_target(attainment: float | None, kind: str) -> None:
-    assert verdict(picture(fleet=fleet(recent_attainment=attainment))).kind == kind
-
-
 def test_old_figures_give_no_verdict_and_allow_nothing() -> None:
-    assert verdict(picture(age_s=3.1)).kind == "stale"
-    assert verdict(Picture()).kind == "stale"
+    assert picture(age_s=3.1).verdict.kind == "stale"
+    assert Picture().verdict.kind == "stale"
     assert picture().may_act
     assert not picture(age_s=3.1).may_act
     assert not picture(read_only=True).may_act
@@ -48,58 +28,11 @@ def test_old_figures_give_no_verdict_and_allow_nothing() -> None:
     assert not picture(mode="replay", age_s=0.0).may_act
 
 
-def test_trouble_comes_before_quality_and_is_named() -> None:
-    views = list(instances())
-    views[0] = msgspec.structs.replace(views[0], state="lost")
-    views[1] = msgspec.structs.replace(views[1], last_seen_s=4.0)
-    found = verdict(picture(fleet=fleet(instances=tuple(views), orphaned_kv_blocks=3)))
-    assert found.kind == "degraded"
-    assert found.troubles == (Trouble("lost", ("n0",)), Trouble("silent", ("n1",)), Trouble("orphaned", number=3))
-    no_decode = tuple(view for view in instances() if view.role != "decode")
-    assert troubles(fleet(instances=no_decode)) == [Trouble("unserved", ("decode",))]
-    one_mixed = (msgspec.structs.replace(instances()[0], role="mixed"),)
-    assert troubles(fleet(instances=one_mixed)) == []
-
-
-def test_stages_are_shares_in_the_order_of_a_request() -> None:
-    shares = stage_shares({"decode": 1.0, "queue": 3.0, "new_stage": 4.0})
-    assert [(name, share) for name, _, share in shares if share] == [
-        ("queue", 0.375), ("decode", 0.125), ("new_stage", 0.5)
-    ]  # fmt: skip
-    assert stage_shares({}) == []
-    assert stage_shares({"queue": 0.0}) == []
-
-
 def test_the_price_of_a_fleet_leaves_out_what_is_lost() -> None:
     views = list(instances())
     assert cost_per_hour(fleet()) == pytest.approx(8.5)
     views[0] = msgspec.structs.replace(views[0], state="lost")
     assert cost_per_hour(fleet(instances=tuple(views))) == pytest.approx(6.5)
-
-
-def test_only_an_advised_move_is_offered() -> None:
-    assert advised(an_autopilot()) == {"n3": "decode"}
-    hold = msgspec.structs.replace(an_autopilot().evaluations[0], code="unsure")
-    assert advised(an_autopilot(evaluations=(hold,))) == {}
-    assert advised(None) == {}
-    assert other_roles(instances()[0]) == ("decode", "mixed")
-    assert other_roles(instances()[-1]) == ()
-
-
-def test_undo_takes_the_newest_plan_that_stands() -> None:
-    first, second = a_plan("done", plan_id="plan-1"), a_plan("done", plan_id="plan-2")
-    undo = a_plan("done", plan_id="plan-3", undo_of="plan-2")
-    assert last_done([undo, second, first]) == first
-    assert last_done([second, first]) == second
-    assert last_done([msgspec.structs.replace(undo, status="failed"), second]) == second
-    assert last_done([a_plan("planned"), a_plan("failed")]) is None
-    assert last_done([a_plan("done", steps=())]) is None
-
-
-def test_links_make_a_matrix() -> None:
-    rows, columns, by_pair = links(a_kv_detail())
-    assert (rows, columns) == (["cpu-0"], ["cpu-1"])
-    assert by_pair["cpu-0", "cpu-1"].num_bytes == 3000
 
 
 def test_events_are_the_log_and_what_was_seen_up_to_the_moment_shown() -> None:
@@ -160,3 +93,5 @@ def test_the_past_told_by_the_fleet_comes_before_what_was_seen() -> None:
     assert points.values["goodput_per_s"] == [1.0, 2.0, 5.0]
     assert points.values["throughput_per_s"] == [None, None, 6.0]
     assert points.values["attainment"] == [None, 0.5, 1.0]
+    points.add(39.0, {"goodput_per_s": 7.0})
+    assert (points.times, points.values["goodput_per_s"]) == ([39.0], [7.0]), "its clock was set back"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 from pathlib import Path
 
 import msgspec
@@ -9,6 +11,7 @@ import pytest
 from top_fakes import PEN, START_S, TopFake, frames, records, shown, until
 from ui_fakes import a_kv_detail, serving
 
+from transfer.api import LiveFrame
 from ui.client import FleetClient
 from ui.errors import CliError
 from ui.tui.app import TopApp
@@ -52,6 +55,13 @@ def test_a_recording_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) 
     assert START_S < (load(path, WORDS).last_s or 0.0) < START_S + 99
 
 
+def a_frame(at_s: float = START_S, per_s: float = 1.0) -> LiveFrame:
+    state = frames(1)[0].state
+    assert state is not None
+    goodput = msgspec.structs.replace(state.goodput, per_s=per_s)
+    return LiveFrame(seq=1, kind="snapshot", at_s=at_s, state=msgspec.structs.replace(state, goodput=goodput))
+
+
 def stream(*values: object) -> bytes:
     return b"".join(map(msgspec.msgpack.encode, values))
 
@@ -69,6 +79,10 @@ BEGIN = (0.0, "phaseplane", 1)
         (stream(BEGIN, (1.0, "frame", {"seq": "x"})), "damaged"),
         (stream(BEGIN, 7), "damaged"),
         (stream(BEGIN) + b"\xc1", "damaged"),
+        (stream(BEGIN, ("x", "kv", a_kv_detail())), "'x' is no moment"),
+        (stream(BEGIN, (1.0, "frame", a_frame(at_s=1e300))), "no moment"),
+        (stream(BEGIN, (1.0, "frame", a_frame(at_s=math.nan))), "damaged"),
+        (stream(BEGIN, (1.0, "frame", a_frame(per_s=math.inf))), "damaged"),
     ],
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -76,6 +90,32 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, said: s
     path.write_bytes(content)
     with pytest.raises(CliError, match=said):
         load(path, WORDS)
+
+
+def test_a_full_disk_ends_the_recording_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.rec"
+    recorder = Recorder(path, START_S, WORDS)
+    recorder.put(START_S, FRAME, a_frame())
+    whole, room = recorder._file, 100
+
+    class Full:
+        def write(self, data: bytes) -> int:
+            nonlocal room
+            if not room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written, room = whole.write(data[:room]), room - min(room, len(data))
+            return written
+
+    monkeypatch.setattr(recorder, "_file", Full())
+    recorder.put(START_S + 1, FRAME, a_frame(START_S + 1))
+    recorder.put(START_S + 2, FRAME, a_frame(START_S + 2))
+    whole.close()
+    assert "cannot be written (No space left on device)" in recorder.problem
+    assert load(path, WORDS).last_s == START_S
+
+
+def test_a_moment_in_no_year_is_not_known() -> None:
+    assert [PEN.clock(at_s) for at_s in (1e300, -1e300, 0.0)] == ["-", "-", "00:00:00"]
 
 
 def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:

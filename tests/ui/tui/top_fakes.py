@@ -54,7 +54,7 @@ def instances(num: int = 5) -> tuple[InstanceView, ...]:
             num_running=0 if pool else 3 * index, num_waiting=index % 2, queued_prefill_tokens=120 * index,
             num_blocks=1000, free_blocks=1000 - 190 * index, kv_use=0.19 * index,
             step_s=0.0 if pool else 0.012 + index / 1e3, last_seen_s=0.4, speed=1.0 + index / 10,
-            provenance="" if pool else "preset",
+            provenance="" if pool else "preset", tpot_p50_s=0.015 + index / 1e3 if role == "decode" else None,
         ))  # fmt: skip
     return tuple(found)
 

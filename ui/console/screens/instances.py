@@ -12,7 +12,7 @@ from ui.console.frame import REBALANCE_PAGE, Frame, show
 from ui.console.markup import Column, join, table, tag
 from ui.console.screens.rebalance import DRAFT
 from ui.console.views import role_badge, role_name, state_name
-from ui.tui.model import other_roles
+from ui.insight import other_roles
 from ui.words import Words
 
 POLL_S = 2.0
@@ -38,7 +38,7 @@ def instance_table(views: tuple[InstanceView, ...], say: Words) -> Markup:
     words = ("role", "state", "hardware", "running", "waiting", "queue", "kv_use", "step")
     columns = [
         Column(say.say("term.instance")),
-        *(Column(say.say(f"term.{word}"), index > 2) for index, word in enumerate(words)),
+        *(Column(say.say(f"term.{word}"), index > 2) for index, word in enumerate(words)), Column("TPOT p50", True),
         Column(say.say("console.instances.price"), True), Column(say.say("console.instances.seen"), True),
     ]  # fmt: skip
     ordered = sorted(views, key=lambda view: (view.hardware, view.role, view.id))
@@ -60,8 +60,8 @@ def _row(view: InstanceView, say: Words) -> tuple[str, ...]:
         view.id, role, join([sign, " ", state_name(view.state, say)]), view.hardware,
         figures.count(view.num_running), figures.count(view.num_waiting),
         figures.short_count(view.queued_prefill_tokens),
-        figures.share(view.kv_use), figures.seconds(view.step_s or None),
-        figures.money(view.price_per_hour * view.num_gpus), figures.span(view.last_seen_s),
+        figures.share(view.kv_use), figures.seconds(view.step_s or None), figures.seconds(view.tpot_p50_s),
+        figures.money(view.price_per_hour), figures.span(view.last_seen_s),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from ui.console.frame import Frame, show
 from ui.console.islands import picture
 from ui.console.markup import Column, folded, join, table, tag
 from ui.console.views import ago, role_badge
-from ui.tui.model import links
+from ui.insight import links
 from ui.words import Words
 
 HOUR_S = 3600

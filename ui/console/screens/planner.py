@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 import streamlit as st
@@ -34,7 +37,10 @@ def draw(frame: Frame) -> None:
     wanted = _form(frame)
     run: Planning | None = st.session_state.get(RUN)
     running = run is not None and run.running
-    if st.button(say.say("console.planner.run"), type="primary", disabled=running or busy(), key="plan"):
+    pressed = st.button(say.say("console.planner.run"), type="primary", disabled=running or busy(), key="plan")
+    if pressed and not _is_trace(str(wanted["trace"])):
+        st.error(say.say("console.planner.failed", reason=f"{wanted['trace']}: {os.strerror(errno.ENOENT)}"))
+    elif pressed:
         run = Planning(flags_of(wanted))
         run.start()
         st.session_state[RUN] = run
@@ -58,6 +64,11 @@ def present(instances: Iterable[InstanceView]) -> tuple[str, str]:
         for (hardware, size, role), count in sorted(roles.items())
     )
     return fleet, current
+
+
+def _is_trace(source: str) -> bool:
+    """A device or a pipe of the console's machine has no end."""
+    return source.startswith("generated:") or Path(source).is_file()
 
 
 def _form(frame: Frame) -> dict[str, object]:

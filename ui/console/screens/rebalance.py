@@ -14,7 +14,7 @@ from ui.console.plans import WATCHED, diff_table, draw_progress, effect_table, f
 from ui.console.screens import autopilot
 from ui.console.shapes import ENGINE_ROLES, Group, counts, groups, moves
 from ui.console.views import role_name
-from ui.tui.model import advised, last_done
+from ui.insight import advised, last_done
 
 DRAFT = "draft_plan"
 """In the session: (plan, the request that would apply it), after a dry run."""

@@ -131,7 +131,7 @@ def _detail(record: RequestRecord, say: Words) -> None:
                            resumes=record.num_resumes, migrations=record.num_migrations))  # fmt: skip
     one = [(name, value) for name, value in (
         ("TTFT", figures.seconds(record.ttft_s)), ("TPOT", figures.seconds(record.tpot_s)),
-        ("E2E", figures.seconds(record.e2e_s)), ("ITL", figures.seconds(record.max_itl_s)),
+        ("E2E", figures.seconds(record.e2e_s)), (say.say("console.requests.gap"), figures.seconds(record.max_itl_s)),
     )]  # fmt: skip
     for at, (name, value) in zip(st.columns(4), one, strict=True):
         at.metric(name, value)

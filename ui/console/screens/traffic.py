@@ -1,4 +1,4 @@
-"""Traffic and objectives: the classes as they are, and what attainment recorded requests would have under others."""
+"""Traffic and objectives: the classes, their objectives changed with a preview on recorded requests, and prices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from transfer.api import ClassView, RequestRecord
+from transfer.classes import MAX_OBJECTIVE_S, ClassesRequest, ClassesView, PriceView
 from transfer.terms import Slo
 from ui import figures
 from ui.console.frame import Frame, show
@@ -17,6 +18,10 @@ from ui.console.views import classes, objectives
 from ui.words import Words
 
 NUM_RECORDED = 1000
+LEAST_S = 1e-6
+ACTOR = "console"
+SEEN = "classes_version"
+"""In the session: the fleet's version when the objectives were shown that the button was pressed beside."""
 DEFAULT = Slo(ttft_s=2.0, tpot_s=0.2)
 """What the fields begin with for a class that has no objectives yet."""
 
@@ -38,7 +43,10 @@ def draw(frame: Frame) -> None:
         return
     show(classes(frame.state.classes, say))
     show(_since_start(frame.state.classes, say))
-    _preview(frame, frame.state.classes)
+    if (found := frame.ask(lambda client: client.classes())) is not None:
+        _change(frame, found)
+        st.subheader(say.say("console.traffic.prices"))
+        show(_prices(found.prices, say))
 
 
 def tally(records: Iterable[RequestRecord], slo: Slo) -> Tally:
@@ -55,12 +63,6 @@ def tally(records: Iterable[RequestRecord], slo: Slo) -> Tally:
     return Tally(good, total)
 
 
-def toml(name: str, slo: Slo) -> str:
-    """The lines of the control plane's file that set it."""
-    lines = [f"[classes.{name}]", f"ttft_s = {slo.ttft_s:g}", f"tpot_s = {slo.tpot_s:g}"]
-    return "\n".join(lines if slo.e2e_s is None else [*lines, f"e2e_s = {slo.e2e_s:g}"])
-
-
 def _since_start(views: tuple[ClassView, ...], say: Words) -> Markup:
     columns = [Column(say.say("term.class")), Column(say.say("term.good"), True), Column(say.say("term.total"), True),
                Column(say.say("term.attainment"), True)]  # fmt: skip
@@ -70,34 +72,57 @@ def _since_start(views: tuple[ClassView, ...], say: Words) -> Markup:
     return table(columns, rows, say.say("console.traffic.since"))
 
 
-def _preview(frame: Frame, views: tuple[ClassView, ...]) -> None:
+def _change(frame: Frame, found: ClassesView) -> None:
+    """Fields, what they would have made of recorded requests, and the button that puts them in force."""
     say = frame.say
-    st.subheader(say.say("console.traffic.preview"))
-    class_at, ttft_at, tpot_at = st.columns(3)
-    by_name = {one.name: one for one in views}
+    st.subheader(say.say("console.traffic.change"))
+    by_name = {one.name: one for one in found.classes}
+    class_at, *fields = st.columns(4)
     name = class_at.selectbox(say.say("console.traffic.class"), list(by_name), key="traffic class")
     now = by_name[name].slo
+    limited = class_at.checkbox(say.say("console.traffic.limited"), now is not None, key=f"limited {name}")
     base = now or DEFAULT
-    ttft_s = ttft_at.number_input(say.say("console.traffic.ttft"), 0.001, 3600.0, base.ttft_s, format="%.3f",
-                                  key=f"ttft of {name}")  # fmt: skip
-    tpot_s = tpot_at.number_input(say.say("console.traffic.tpot"), 0.0001, 60.0, base.tpot_s, format="%.4f",
-                                  key=f"tpot of {name}")  # fmt: skip
+    values = [
+        field.number_input(say.say(f"console.traffic.{key}"), least, MAX_OBJECTIVE_S, value, format="%.4f",
+                           key=f"{key} of {name}", disabled=not limited)
+        for field, key, least, value in zip(fields, ("ttft", "tpot", "e2e"), (LEAST_S, LEAST_S, 0.0),
+                                            (base.ttft_s, base.tpot_s, base.e2e_s or 0.0), strict=True)
+    ]  # fmt: skip
+    wanted = Slo(ttft_s=values[0], tpot_s=values[1], e2e_s=values[2] or None) if limited else None
+    _preview(frame, name, now, wanted)
+    seen = st.session_state.get(SEEN, found.version)
+    st.session_state[SEEN] = found.version
+    settings = objectives(by_name[name].configured, say)
+    st.caption(say.say("console.traffic.after", settings=settings))
+    if frame.button(say.say("console.traffic.apply", name=name), "apply_objectives", primary=True,
+                    disabled=wanted == now):  # fmt: skip
+        change = ClassesRequest(base_version=seen, classes={name: wanted}, actor=ACTOR)
+        if frame.act(lambda client: client.set_classes(change)) is not None:
+            st.rerun()
+
+
+def _preview(frame: Frame, name: str, now: Slo | None, wanted: Slo | None) -> None:
+    say = frame.say
     records = frame.ask(lambda client: client.requests(NUM_RECORDED))
-    if records is None:
-        return
-    own = [one for one in records if one.traffic_class == name]
+    own = [one for one in records or () if one.traffic_class == name]
     if not own:
         st.write(say.say("console.traffic.none"))
         return
-    wanted = Slo(ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=base.e2e_s)
-    sides = (None if now is None else tally(own, now), tally(own, wanted))
+    sides = [None if slo is None else tally(own, slo) for slo in (now, wanted)]
     columns = [Column(""), Column(say.say("console.traffic.now"), True), Column(say.say("console.traffic.then"), True)]
-    pair = f"TTFT {figures.seconds(ttft_s)}, TPOT {figures.seconds(tpot_s)}"
     rows = [
-        (say.say("term.objectives"), objectives(by_name[name], say), pair),
+        (say.say("term.objectives"), objectives(now, say), objectives(wanted, say)),
         (say.say("console.traffic.good"), *(figures.count(None if one is None else one.good) for one in sides)),
         (say.say("term.attainment"), *(figures.share(None if one is None else one.attainment) for one in sides)),
     ]
     show(table(columns, rows, say.say("console.traffic.basis", number=len(own))))
-    st.caption(say.say("console.traffic.edit"))
-    st.code(toml(name, wanted), language="toml")
+
+
+def _prices(prices: tuple[PriceView, ...], say: Words) -> Markup:
+    columns = [Column(say.say("term.hardware")), Column(say.say("console.traffic.gpus"), True),
+               Column(say.say("term.instances"), True), Column(say.say("console.traffic.each"), True)]  # fmt: skip
+    rows = [
+        (one.hardware, figures.count(one.num_gpus), figures.count(one.num_instances), figures.money(one.price_per_hour))
+        for one in prices
+    ]
+    return table(columns, rows, say.say("console.traffic.prices_note"))

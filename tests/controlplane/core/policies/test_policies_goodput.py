@@ -130,6 +130,9 @@ def test_an_objective_for_the_end_counts_as_one_for_the_first_token_at_the_pace_
     assert isinstance(answer("goodput", slow, busy, d("d0"), slo=slo, **question), Rejection)
     assert chosen("goodput", slow, busy, d("d0"), slo=Slo(ttft_s=10.0, tpot_s=0.5), **question)[0] == "p1"
     assert chosen("goodput", slow, p("p0"), d("d0"), slo=slo, **question)[0] == "p0"
+    never = answer("goodput", p("p0"), d("d0"), slo=Slo(ttft_s=10.0, tpot_s=0.5, e2e_s=end_s - 0.3), **question)
+    assert isinstance(never, Rejection)
+    assert "the rest of the answer alone takes longer than its objective" in never.message
 
 
 def test_stolen_time_counts_against_computing_more_on_the_same_decode() -> None:
@@ -242,7 +245,7 @@ def test_who_will_be_turned_away_takes_no_time_that_others_want() -> None:
     fleet = (p("p0", rows=1, queued=42_000), d("d0"))
     found = answer("goodput", *fleet, early_reject="objective", **question)
     assert isinstance(found, Blocked)
-    assert "waits for time that others do not need" in found.sentence
+    assert "so others go first" in found.sentence
     assert isinstance(answer("goodput", *fleet, early_reject="never", **question), list), "its turn has come"
 
 
@@ -399,6 +402,11 @@ def test_who_awaits_an_instance_is_left_alone_until_that_takes_work_or_its_time_
     assert len(tries) == 2
     rig.tick(0.1)
     assert len(tries) == 3, "its time has come"
+    rig.tick(0.1)
+    assert len(tries) == 3
+    rig.instance("p0").machine.fire("cordon")
+    rig.tick(0.1)
+    assert len(tries) == 4, "it will not take work"
 
 
 def test_only_paces_near_their_limit_tell_how_wrong_predictions_are() -> None:

@@ -82,8 +82,8 @@ def test_a_long_prompt_that_is_late_leaves_those_that_can_be_good_their_bursts()
 def test_who_has_waited_very_long_has_more_of_the_time(waited_s: float, served: bool) -> None:
     memory = Memory()
     memory.late_s = -1.0
-    memory.timely_s.add(12.0, 1.2)
-    long = asked(p("p0"), p("p1"), d("d0", num_blocks=100_000), tokens=100_000, waited_s=waited_s, now=1.2)
+    memory.timely_s.add(12.0, 3.0)
+    long = asked(p("p0"), p("p1"), d("d0", num_blocks=100_000), tokens=100_000, waited_s=waited_s, now=3.0)
     assert serve(long, memory) is served
 
 

@@ -1,0 +1,94 @@
+"""What a fleet's state and answers mean, for console and TUI: the verdict, troubles, shares, what may be done.
+
+Pure: no terminal, no page, no clock, no words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from transfer.api import AutopilotView, FleetState, InstanceView, Plan
+from transfer.screens import KvDetail, LinkView
+from transfer.terms import Role
+from ui import looks
+
+VerdictKind = Literal["met", "missed", "idle", "degraded", "stale"]
+ENGINES = (Role.PREFILL.value, Role.DECODE.value, Role.MIXED.value)
+SILENT_S = 3.0
+GONE = "lost"
+
+
+class Trouble(NamedTuple):
+    """key: lost, silent, unserved, orphaned; ids or a number beside it."""
+
+    key: str
+    ids: tuple[str, ...] = ()
+    number: int = 0
+
+
+class Verdict(NamedTuple):
+    kind: VerdictKind
+    attainment: float | None
+    troubles: tuple[Trouble, ...] = ()
+
+
+def verdict(fleet: FleetState | None, target: float, *, stale: bool = False) -> Verdict:
+    """Are objectives met, by `target` of the requests? Old figures say nothing; trouble comes before quality."""
+    attainment = None if fleet is None else fleet.recent_attainment
+    if fleet is None or stale:
+        return Verdict("stale", attainment)
+    if found := troubles(fleet):
+        return Verdict("degraded", attainment, tuple(found))
+    if attainment is None:
+        return Verdict("idle", None)
+    return Verdict("met" if attainment >= target else "missed", attainment)
+
+
+def troubles(fleet: FleetState) -> list[Trouble]:
+    """What is broken, the worst first."""
+    found = []
+    ready = {view.role for view in fleet.instances if view.state == "ready"}
+    if Role.MIXED.value not in ready and not {Role.PREFILL.value, Role.DECODE.value} <= ready:
+        missing = [role for role in ENGINES[:2] if role not in ready]
+        found.append(Trouble("unserved", tuple(missing)))
+    if lost := tuple(view.id for view in fleet.instances if view.state == GONE):
+        found.append(Trouble("lost", lost))
+    if silent := tuple(view.id for view in fleet.instances if view.state != GONE and view.last_seen_s > SILENT_S):
+        found.append(Trouble("silent", silent))
+    if fleet.orphaned_kv_blocks:
+        found.append(Trouble("orphaned", number=fleet.orphaned_kv_blocks))
+    return found
+
+
+def stage_shares(stages_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """(stage, seconds, share), in the order a request passes them."""
+    total = sum(stages_s.values())
+    names = [*looks.STAGES, *(name for name in stages_s if name not in looks.STAGES)]
+    return [(name, stages_s.get(name, 0.0), stages_s.get(name, 0.0) / total) for name in names if total > 0]
+
+
+def advised(view: AutopilotView | None) -> Mapping[str, str]:
+    """The move the autopilot's newest look proposes, instance to role; empty when it proposes none."""
+    if view is None or not view.evaluations or view.evaluations[0].code != "advise":
+        return {}
+    return view.evaluations[0].moves
+
+
+def other_roles(view: InstanceView) -> tuple[str, ...]:
+    """What it could be instead; nothing for a kv_pool."""
+    return tuple(role for role in ENGINES if role != view.role) if view.role in ENGINES else ()
+
+
+def links(detail: KvDetail) -> tuple[list[str], list[str], dict[tuple[str, str], LinkView]]:
+    """The prefill by decode matrix: its rows, its columns, and a link by both."""
+    by_pair = {(link.prefill, link.decode): link for link in detail.links}
+    rows, columns = ({pair[side]: None for pair in by_pair} for side in (0, 1))
+    return [*rows], [*columns], by_pair
+
+
+def last_done(plans: Iterable[Plan]) -> Plan | None:
+    """The plan that an undo takes back: the newest one that ended well, was not taken back, and is no undo itself."""
+    undone = {plan.undo_of for plan in plans if plan.undo_of and plan.status == "done"}
+    found = (plan for plan in plans if plan.status == "done" and plan.steps and plan.undo_of is None)
+    return next((plan for plan in found if plan.plan_id not in undone), None)
