@@ -222,8 +222,9 @@ def _local(at: Situation, one: Instance, slo: Slo, price: Prices) -> Way:
     cost = part.cost + chance + SLACK * ready_s / slo.ttft_s
     if at.group.prefills and estimator.uncached(one) > at.config.local_prefill_tokens:
         cost += delayed(at, one, part.step_s, work_s)
-        served = len(at.group.prefills) / max(1, len(at.group.decodes))
-        cost += LOCAL + THEFT * served * min(1.0, at.memory.stolen_share(one.id, at.now) + at.memory.stolen_by(work_s))
+        served = max(1.0, len(at.group.prefills) / max(1, len(at.group.decodes)))
+        stolen = min(1.0, at.memory.stolen_share(one.id, at.now) + at.memory.stolen_by(work_s))
+        cost += LOCAL + THEFT * served**2 * stolen
     return Way(cost, None, part, chance, ready_s, limit_s, _accepts_local(at, one, option.queue_s))
 
 

@@ -23,9 +23,9 @@ DEAR = 0.01
 """What the dearest class of hardware costs more than a free one: cheap hardware that keeps the objective goes first."""
 LOCAL = 0.03
 """What computing a prompt beside decodes costs where a prefill instance could: interference that nobody predicts."""
-THEFT = 0.5
-"""What computing prompts all the time beside decodes costs, besides what it does to their pace, for each prefill
-instance that such a decode serves."""
+THEFT = 0.1
+"""What computing prompts all the time beside decodes costs, besides what it does to their pace. Where prefill instances
+outnumber decodes it counts by the square of that: a decode keeps several from handing off, and the rest get crowded."""
 HARM = 0.5
 """Part of a pace that still lies before the average request of a batch when it changes."""
 SHORT = 0.5
