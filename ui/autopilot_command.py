@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from transfer.api import AutopilotMode, AutopilotRequest, AutopilotView, LookRow, PinRequest
-from ui.client import DEFAULT_URL, FleetClient
+from transfer.api import AutopilotMode, AutopilotRequest, PinRequest
+from ui.ask import show
+from ui.client import DEFAULT_URL
 from ui.errors import UsageFault
 from ui.options import ApiKey, Command, Config, Json, Url
-from ui.render import make_console, print_json, show_autopilot, show_looks, show_pins
+from ui.render import show_autopilot, show_looks, show_pins
 
 MODES: tuple[AutopilotMode, ...] = ("off", "advise", "auto")
 
@@ -53,12 +51,15 @@ def autopilot(
     if since is not None:
         if mode is not None or floor is not None or max_moves is not None:
             raise UsageFault("--since only shows; leave it out to change the autopilot")
-        _show_past(_span_s(since), url, api_key, json)
+        since_s = _span_s(since)
+        show(lambda client: client.looks(since_s), show_looks, url, api_key, json)
         return
     chosen = next((one for one in MODES if one == mode), None)
     change = AutopilotRequest(mode=chosen, floor=floor, max_moves=max_moves)
     looks = mode is None and floor is None and max_moves is None
-    _steer(lambda client: client.autopilot() if looks else client.set_autopilot(change), url, api_key, json)
+    show(
+        lambda client: client.autopilot() if looks else client.set_autopilot(change), show_autopilot, url, api_key, json
+    )
 
 
 def pin(
@@ -70,7 +71,7 @@ def pin(
     json: Json = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Keep the autopilot from changing roles, of one instance or of all (split). Rebalancing by hand stays possible."""
-    _steer(lambda client: client.pin(PinRequest(subject=subject, ttl_s=ttl, why=why)), url, api_key, json, show_pins)
+    show(lambda client: client.pin(PinRequest(subject=subject, ttl_s=ttl, why=why)), show_pins, url, api_key, json)
 
 
 def unpin(
@@ -78,7 +79,7 @@ def unpin(
     json: Json = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Let the autopilot change it again."""
-    _steer(lambda client: client.unpin(subject), url, api_key, json, show_pins)
+    show(lambda client: client.unpin(subject), show_pins, url, api_key, json)
 
 
 def _span_s(text: str) -> float:
@@ -87,30 +88,3 @@ def _span_s(text: str) -> float:
     if found is None:
         raise UsageFault(f"{text!r} is no time; give seconds or such as 30m, 24h, 2d")
     return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
-
-
-def _show_past(since_s: float, url: str, api_key: str | None, json: bool) -> None:
-    async def work() -> list[LookRow]:
-        async with FleetClient(url, api_key) as client:
-            return await client.looks(since_s)
-
-    found = asyncio.run(work())
-    if json:
-        print_json(found)
-    else:
-        show_looks(make_console(), found)
-
-
-def _steer(
-    ask: Callable[[FleetClient], Awaitable[AutopilotView]], url: str, api_key: str | None, json: bool,
-    show: Callable[[Console, AutopilotView], None] = show_autopilot,
-) -> None:  # fmt: skip
-    async def work() -> AutopilotView:
-        async with FleetClient(url, api_key) as client:
-            return await ask(client)
-
-    found = asyncio.run(work())
-    if json:
-        print_json(found)
-    else:
-        show(make_console(), found)

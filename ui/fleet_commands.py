@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from transfer.api import Plan, RequestRecord
 from ui import rebalance as plans
+from ui.ask import show
 from ui.chat import Conversation, Turn, ask_interruptible, pick_model
 from ui.client import DEFAULT_URL, FleetClient
 from ui.doctor import examine
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 def status(url: Url = DEFAULT_URL, json: Json = False, api_key: ApiKey = None, config: Config = None) -> None:
     """Show the fleet: instances, goodput, attainment."""
-    _show(FleetClient.fleet, show_fleet, url, api_key, json)
+    show(FleetClient.fleet, show_fleet, url, api_key, json)
 
 
 def rebalance(
@@ -123,7 +123,7 @@ def why(
             raise CliError("no finished request missed its objectives; give the id of an answer")
         return await client.request_record(missed.request_id)
 
-    _show(find, show_request, url, api_key, json)
+    show(find, show_request, url, api_key, json)
 
 
 def doctor(
@@ -146,23 +146,6 @@ def doctor(
         make_console().print(table)
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
-
-
-def _show(
-    ask: Callable[[FleetClient], Awaitable[T]], draw: Callable[[Console, T], None], url: str, api_key: str | None,
-    json: bool,
-) -> None:  # fmt: skip
-    """Ask the fleet at `url` one thing and print it, drawn or as JSON."""
-
-    async def work() -> T:
-        async with FleetClient(url, api_key) as client:
-            return await ask(client)
-
-    found = asyncio.run(work())
-    if json:
-        print_json(found)
-    else:
-        draw(make_console(), found)
 
 
 def _carry_out(

@@ -60,6 +60,16 @@ class Up:
         """Its process id; 0 while there is none."""
         return next((pid for pid, command in self.children().items() if word in command), 0)
 
+    def stop(self) -> None:
+        """As Ctrl-C does; what does not end is killed, and that is a failure."""
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
@@ -68,13 +78,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         running.wait_ready()
         yield running
     finally:
-        running.process.terminate()
-        try:
-            running.process.wait(20)
-        except subprocess.TimeoutExpired:
-            running.process.kill()
-            running.process.wait()
-            raise
+        running.stop()
 
 
 def is_gone(pid: int) -> bool:

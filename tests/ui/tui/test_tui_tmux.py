@@ -72,13 +72,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         running.wait_ready()
         yield running
     finally:
-        running.process.terminate()
-        try:
-            running.process.wait(20)
-        except subprocess.TimeoutExpired:
-            running.process.kill()
-            running.process.wait()
-            raise
+        running.stop()
 
 
 @pytest.fixture
