@@ -1,4 +1,4 @@
-"""`python -m nodes.calibrate`: times steps of the native engine here, fits its LatencyProfile, and keeps the fit.
+"""`python -m nodes.calibrate`: times an engine here, native or vLLM, fits its LatencyProfile, and keeps the fit.
 
 Engines that start later here, with the same model, dtype, device and threads, use it. Nothing may run beside.
 """
@@ -8,26 +8,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nodes.profiles import StoredProfile, save_profile
+from nodes.profiles import ProfileKey, StoredProfile, save_profile
+from transfer.errors import InvalidValue
 from transfer.models import model_dir
+from transfer.profile import LatencyProfile
 from transfer.program import run
 
 if TYPE_CHECKING:
-    from nodes.fitting import Fit, StepSample
-    from transfer.profile import LatencyProfile
+    from nodes.fitting import Fit, OnTimed, StepSample, Timed
 
 PROGRAM = "phaseplane calibrate"
 DEFAULT_SECONDS = 60.0
 GIB = 1 << 30
 BUSY_SPREAD = 0.15
 """Steps that scatter by more than this say that something else is running."""
+
+
+Measured = tuple["Timed", LatencyProfile, ProfileKey]
+"""What was timed, under which profile so far, and what a fit holds for."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):
@@ -77,27 +84,21 @@ def _run(options: argparse.Namespace) -> None:
 
 
 async def calibrate(options: argparse.Namespace) -> Report:
-    """Raises InvalidValue for a model, dtype or size that cannot be used."""
-    from nodes.engines.native.engine import NativeEngine  # not above: an install may have neither torch nor scipy
-    from nodes.engines.native.grid import time_steps
-    from nodes.fitting import fit
+    """Raises InvalidValue for a model, dtype or size that cannot be used, EngineFailed when vLLM does not start."""
+    from nodes.fitting import fit  # not above: an install may have no scipy
 
     begun = time.monotonic()
-    engine = NativeEngine(
-        model_dir(options.model), dtype=options.dtype, device=options.device, kv_bytes=int(options.kv_gib * GIB),
-        block_size=options.block_size, num_threads=options.threads, calibrated=False,
-    )  # fmt: skip
     show = sys.stderr.isatty() and not options.json
     try:
-        timed = await time_steps(engine, options.seconds, _show_timed if show else None)
+        timed, latency, key = await (_time_vllm if options.engine == "vllm" else _time_native)(
+            options, _show_timed if show else None
+        )
     finally:
-        await engine.close()
         if show:
             print(file=sys.stderr)
     found = fit(timed.samples)
-    latency = found.profile(engine.latency)
-    path = save_profile(StoredProfile(engine.profile_key, latency, time.time(), len(timed.samples)))
-    key = engine.profile_key
+    latency = found.profile(latency)
+    path = save_profile(StoredProfile(key, latency, time.time(), len(timed.samples)))
     return Report(
         model=options.model, dtype=key.dtype, device=key.device, num_threads=key.num_threads,
         num_steps=len(timed.samples), num_timed=timed.num_timed, spread=timed.spread, error=found.error,
@@ -106,6 +107,40 @@ async def calibrate(options: argparse.Namespace) -> Report:
         coefficients=_coefficients(found), path=str(path),
         seconds=time.monotonic() - begun, steps=tuple(_step(one, latency) for one in timed.samples),
     )  # fmt: skip
+
+
+async def _time_native(options: argparse.Namespace, on_timed: OnTimed | None) -> Measured:
+    from nodes.engines.native.engine import NativeEngine  # not above: an install may have no torch
+    from nodes.engines.native.grid import time_steps
+
+    engine = NativeEngine(
+        model_dir(options.model), dtype=options.dtype, device=options.device, kv_bytes=int(options.kv_gib * GIB),
+        block_size=options.block_size, num_threads=options.threads, calibrated=False,
+    )  # fmt: skip
+    try:
+        return await time_steps(engine, options.seconds, on_timed), engine.latency, engine.profile_key
+    finally:
+        await engine.close()
+
+
+async def _time_vllm(options: argparse.Namespace, on_timed: OnTimed | None) -> Measured:
+    from nodes.engines.served_grid import time_requests
+    from nodes.engines.vllm.engine import VllmOptions, start_vllm
+
+    if options.vllm_python is None:
+        raise InvalidValue("--engine vllm needs --vllm-python FILE, the interpreter of the environment with vllm")
+    engine = await start_vllm(
+        VllmOptions(
+            model_dir=model_dir(options.model), python=Path(options.vllm_python), dtype=options.dtype,
+            block_size=options.block_size, kv_bytes=int(options.kv_gib * GIB), threads=options.threads,
+            args=tuple(shlex.split(options.vllm_args)),
+        )
+    )  # fmt: skip
+    try:
+        timed = await time_requests(engine, options.seconds, on_timed)
+        return timed, timed.samples[0].profile, engine.profile_key
+    finally:
+        await engine.close()
 
 
 def _step(one: StepSample, latency: LatencyProfile) -> TimedStep:
@@ -149,8 +184,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
     add: Any = parser.add_argument
     add("--model", default="smollm2-135m", help="a pulled model's name, or a directory")
+    add("--engine", default="native", choices=("native", "vllm"))
+    add("--vllm-python", metavar="FILE", help="interpreter of the environment with vllm (vllm)")
+    add("--vllm-args", default="", metavar="TEXT", help="more arguments for `vllm serve`, as `up` is told (vllm)")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="as `up` is told")
-    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="(native)")
     add("--threads", type=int, help="as `up` is told; by default torch's own choice")
     add("--kv-gib", type=_positive, default=1.0, help="memory for the KV of the steps that are timed")
     add("--block-size", type=int, default=16)

@@ -6,7 +6,7 @@ Least squares of relative errors, robust against steps the form cannot describe.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -46,6 +46,27 @@ class StepSample:
 
     def predicted_s(self, profile: LatencyProfile) -> float:
         return profile.step_s(self.num_new_tokens, self.context_tokens, self.batch, self.attention_pairs)
+
+
+OnTimed = Callable[[int, float], None]
+"""(steps timed, their share of all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """samples: one a configuration, num_timed: steps in all. spread: median over configurations of
+    (p90 - median) / median."""
+
+    samples: list[StepSample]
+    num_timed: int
+    spread: float
+
+
+def spread(times: Sequence[float]) -> float:
+    """How far the slow ones are from the middle: (p90 - median) / median."""
+    ordered = sorted(times)
+    middle = statistics.median(ordered)
+    return (ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))] - middle) / middle
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nodes.core.instance import InstanceState, move
-from nodes.core.residency import BatchConfig
 from nodes.engines.engine import Engine
+from nodes.engines.served import ServedEngine
 from nodes.pool.ssd import SsdConfig
 from nodes.pool.tiers import SsdTier
 from nodes.roles.base import BatchRole, InstanceRole
+from nodes.roles.choice import ENGINE_ROLES, batch_config, engine_role, why_not
 from nodes.roles.context import Bounds, RoleContext
-from nodes.roles.decode import DecodeRole
 from nodes.roles.kv_pool import PoolRole
-from nodes.roles.mixed import MixedRole
-from nodes.roles.prefill import PrefillRole
-from nodes.roles.shell import BatchShell
 from transfer.actors.actor import Actor, Envelope
 from transfer.errors import InvalidValue, MailboxFull, PeerLost, ProtocolError, RemoteError
 from transfer.kv.arena import HostArena, KvArena
@@ -54,12 +51,6 @@ REFUSED, MISCONFIGURED = 3, 2
 DRAIN_S = 1.0
 GOODBYE_S = 0.05
 """What an orderly exit waits for its last message to leave."""
-
-ENGINE_ROLES: dict[Role, type[BatchRole]] = {
-    Role.PREFILL: PrefillRole,
-    Role.DECODE: DecodeRole,
-    Role.MIXED: MixedRole,
-}
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +92,7 @@ class InstanceSpec:
     instance_id: InstanceId
     role: Role
     host_id: str
-    make_engine: Callable[[], Awaitable[Engine | PoolMemory]]
+    make_engine: Callable[[], Awaitable[Engine | ServedEngine | PoolMemory]]
     make_port: MakePort
     make_endpoint: MakeEndpoint
     give_up: Callable[[str, int], None]
@@ -132,7 +123,7 @@ class InstanceActor(Actor):
         super().__init__(mailbox_size=MAILBOX_SIZE)
         self.spec, self.epoch = spec, spec.make_epoch()
         self.state = InstanceState.STARTING
-        self.engine: Engine | None = None
+        self.engine: Engine | ServedEngine | None = None
         self.role: InstanceRole | None = None
         self._arena: KvArena | None = None
         self._memory: PoolMemory | None = None
@@ -255,15 +246,17 @@ class InstanceActor(Actor):
         if port is None or role is None or arena is None:
             return
         engine = self.engine
+        served = engine if isinstance(engine, ServedEngine) else None
         hardware = engine.hardware if engine is not None else self._memory.hardware if self._memory else None
         assert hardware is not None  # a life has an engine or a pool's memory
         self._send(
             Hello(
                 protocol=PROTOCOL_VERSION, instance_id=spec.instance_id, epoch=self.epoch, role=role.role,
                 model=engine.model if engine else None, layout=arena.layout, engine=engine.kind if engine else "dram",
-                hardware=hardware, latency=engine.latency if engine else None, num_blocks=arena.num_blocks,
+                hardware=hardware, latency=engine.latency if engine else None, num_blocks=role.load().num_blocks,
                 data_endpoint=port.endpoint, host_id=spec.host_id, holdings=role.holdings(),
-                token_budget=spec.token_budget if engine else 0,
+                token_budget=spec.token_budget if engine else 0, engine_version=served.version if served else "",
+                shares_kv=served is None or served.shares_kv, moves=served is None,
             )
         )  # fmt: skip
 
@@ -341,8 +334,8 @@ class InstanceActor(Actor):
         role, name = self.role, self.spec.instance_id
         if role is None:
             return
-        why_not = _why_not(order, role, name, self.epoch)
-        if why_not is None and order.role is not role.role:
+        reason = why_not(order, role, name, self.epoch)
+        if reason is None and order.role is not role.role:
             self._move("switch")
             self._take_role(order.role, role)
             self._move("switched")
@@ -350,7 +343,7 @@ class InstanceActor(Actor):
             _log.info("%s changed its role from %s to %s", name, role.role, order.role)
         now = self.role.role if self.role is not None else role.role
         self._send(
-            RoleReport(plan_id=order.plan_id, epoch=self.epoch, role=now, ok=why_not is None, detail=why_not or "")
+            RoleReport(plan_id=order.plan_id, epoch=self.epoch, role=now, ok=reason is None, detail=reason or "")
         )
         self._send_beat()
 
@@ -366,35 +359,14 @@ class InstanceActor(Actor):
         if self.engine is None:
             bounds = spec.bounds
             return PoolRole(spec.instance_id, self.epoch, arena, port, self._send, bounds.cache_events_s, ssd=self._ssd)
-        return ENGINE_ROLES[spec.role](BatchShell(_context(spec, self.epoch, self.engine, port, self._send), self.fail))
+        config = batch_config(
+            self.engine, token_budget=spec.token_budget, max_running=spec.max_running, prefix_cache=spec.prefix_cache
+        )
+        context = RoleContext(
+            instance_id=spec.instance_id, epoch=self.epoch, host_id=spec.host_id, engine=self.engine, port=port,
+            send=self._send, config=config, bounds=spec.bounds,
+        )  # fmt: skip
+        return engine_role(spec.role, context, self.fail)
 
     def _move(self, event: str) -> None:
         self.state = move(self.state, event, instance_id=self.spec.instance_id)
-
-
-def _context(
-    spec: InstanceSpec, epoch: int, engine: Engine, port: KvPort, send: Callable[[Message], None]
-) -> RoleContext:
-    config = BatchConfig(
-        num_blocks=engine.num_blocks, block_size=engine.layout.block_size, max_context=engine.model.max_context,
-        token_budget=spec.token_budget, max_running=spec.max_running, eos_token_ids=engine.model.eos_token_ids,
-        prefix_cache=spec.prefix_cache,
-    )  # fmt: skip
-    return RoleContext(
-        instance_id=spec.instance_id, epoch=epoch, host_id=spec.host_id, engine=engine, port=port, send=send,
-        config=config, bounds=spec.bounds,
-    )  # fmt: skip
-
-
-def _why_not(order: RoleOrder, role: InstanceRole, name: InstanceId, epoch: int) -> str | None:
-    """Why a role order cannot be followed now, in a sentence."""
-    if order.epoch != epoch:
-        return f"{name} was restarted since the order was given; look at the fleet again"
-    if order.role is role.role:
-        return None
-    if Role.KV_POOL in (order.role, role.role):
-        return f"{name} is a {role.role} and cannot become a {order.role}: one has an engine, the other only memory"
-    if not role.idle:
-        held = role.holdings()
-        return f"{name} is not idle: it holds KV for {len(held)} requests; drain it first"
-    return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nodes.engines.emulated import EmulatedEngine, emulated_identity, emulated_layout
 from nodes.engines.engine import Engine
+from nodes.engines.served import ServedEngine
 from nodes.hardware import memory_bytes, preset, probe, with_gpus
 from nodes.instance import PoolMemory
 from nodes.options import AgentOptions, InstanceName
@@ -26,7 +27,7 @@ POOL_MEMORY_SHARE = 8
 DEFAULT_SSD_GIB = 16.0
 MAX_EMULATED_POOL_BLOCKS = 1 << 17
 
-MakeEngine = Callable[[], Awaitable[Engine | PoolMemory]]
+MakeEngine = Callable[[], Awaitable[Engine | ServedEngine | PoolMemory]]
 
 
 def engine_maker(options: AgentOptions, name: InstanceName) -> MakeEngine:
@@ -45,6 +46,10 @@ def engine_maker(options: AgentOptions, name: InstanceName) -> MakeEngine:
             return PoolMemory(layout, num_blocks, hardware or probe(), shared=True, ssd=ssd)
 
         return make_pool
+    if options.engine in ("openai", "vllm"):
+        from nodes.making_served import served_maker
+
+        return served_maker(options, directory, hardware)
 
     async def make_engine() -> Engine:
         def load() -> Engine:
@@ -102,7 +107,12 @@ def _ssd(options: AgentOptions, name: InstanceName, block_bytes: float) -> SsdCo
 def _native_layout(directory: Path, options: AgentOptions) -> KvLayout:
     from nodes.engines.native.engine import kv_layout
 
-    return kv_layout(directory, dtype=options.dtype, device=options.device, block_size=options.block_size)
+    dtype = options.dtype
+    if options.engine == "vllm" and dtype == "auto":  # vLLM's own choice
+        from nodes.making_served import stored_dtype
+
+        dtype = stored_dtype(directory)
+    return kv_layout(directory, dtype=dtype, device=options.device, block_size=options.block_size)
 
 
 def _hardware(options: AgentOptions, name: InstanceName) -> HardwareProfile | None:

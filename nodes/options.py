@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from transfer.errors import ConfigError
 from transfer.terms import Role
 
 ENV_PREFIX = "PHASEPLANE_"
-ENGINES = ("native", "emulated")
+ENGINES = ("native", "emulated", "vllm", "openai")
 KV_BACKENDS = ("tcp", "mooncake", "nixl")
 MAX_KV_LINKS = 16
 
@@ -39,6 +40,11 @@ class AgentOptions:
     data_host, data_advertise: where KV is received, and what peers are told where it is another; several hosts, one for
     each network card, with commas between. kv_links: connections to each host of a peer. kv_backend: who moves KV
     between hosts. data_key_file, curve_key_file, control_public_key: needed beyond loopback, see transfer/keys.py.
+    vllm_python: of an environment with vllm, which is started from it; vllm_args: more for `vllm serve`; vllm_socket:
+    with engine_url, of a vLLM that runs already with our connector. max_model_len: of one that is started. engine_url:
+    of such a vLLM, or of any OpenAI-compatible server; its name for the model, the file that holds its key (or
+    ENGINE_KEY in the environment; never a flag, which others can see), and whether plain http to another machine is
+    meant (docs/engines.md).
     """
 
     control: str
@@ -68,6 +74,14 @@ class AgentOptions:
     speed: float = 1.0
     jitter: float = 0.0
     seed: int = 0
+    vllm_python: str | None = None
+    vllm_args: tuple[str, ...] = ()
+    vllm_socket: str | None = None
+    max_model_len: int | None = None
+    engine_url: str | None = None
+    engine_served_name: str | None = None
+    engine_key_file: str | None = None
+    engine_insecure: bool = False
     mfu: float | None = None
     mbu: float | None = None
     alpha_s: float | None = None
@@ -100,10 +114,12 @@ def _checked(options: AgentOptions) -> AgentOptions:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"--instance names {twice} twice; give every instance a name of its own")
-    if options.engine == "native" and len(names) > 1:
+    if options.engine != "emulated" and len(names) > 1:
         raise ConfigError(
-            f"a native agent hosts one instance, got {len(names)}; start one agent for each, or use --engine emulated"
+            f"an agent with a real engine hosts one instance, got {len(names)}; start one agent for each, or use "
+            "--engine emulated"
         )
+    _check_engine(options)
     if options.ssd_gib is not None and options.ssd_dir is None:
         raise ConfigError("--ssd-gib says how much, --ssd-dir where; give --ssd-dir too")
     num_hosts = len(options.data_host.split(","))
@@ -117,6 +133,31 @@ def _checked(options: AgentOptions) -> AgentOptions:
     if (options.curve_key_file is None) != (options.control_public_key is None):
         raise ConfigError("--curve-key-file and --control-public-key go together; give both or neither")
     return options
+
+
+def _check_engine(options: AgentOptions) -> None:
+    """Which engine's own settings go together."""
+    role = options.instances[0].role
+    if options.engine == "openai":
+        if options.engine_url is None:
+            raise ConfigError("--engine openai joins a server that runs; say where with --engine-url http://HOST:PORT")
+        if role is not Role.MIXED:
+            raise ConfigError(
+                "a server joined by its URL keeps its KV to itself, so it serves whole requests: give its instance the "
+                f"role mixed, not {role.value}"
+            )
+    elif options.engine == "vllm" and role is not Role.KV_POOL:
+        if (options.vllm_python is None) == (options.engine_url is None):
+            raise ConfigError(
+                "--engine vllm needs one of --vllm-python, to start it, and --engine-url, of one that runs"
+            )
+        if (options.engine_url is None) != (options.vllm_socket is None):
+            raise ConfigError("--engine-url and --vllm-socket go together: the server, and the path its connector has")
+    elif options.engine != "vllm":
+        for name in ("engine_url", "vllm_python"):
+            if getattr(options, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} is for --engine vllm or openai, but the engine is {options.engine}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,6 +198,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--curve-key-file", help="this node's CURVE keys; needed beyond loopback")
     add("--control-public-key", help="the control plane's CURVE public key")
     add("--threads", help="threads of the native engine")
+    add("--vllm-python", metavar="FILE", help="interpreter of the environment with vllm, to start it (vllm)")
+    add("--vllm-args", metavar="TEXT", help="more arguments for `vllm serve`, as a shell would split them")
+    add("--vllm-socket", metavar="FILE", help="with --engine-url: the path its connector has, of a vLLM that runs")
+    add("--max-model-len", help="longest context of a vLLM that is started")
+    add("--engine-url", metavar="URL", help="an OpenAI-compatible server (openai), or a vLLM that runs (vllm)")
+    add("--engine-served-name", metavar="NAME", help="what that server calls the model; default its only one")
+    add("--engine-key-file", metavar="FILE", help=f"that server's API key; or set {ENV_PREFIX}ENGINE_KEY")
+    add("--engine-insecure", help="yes: plain http to another machine is meant")
     add("--speed", help="emulated time is divided by this; inf takes no time")
     add("--jitter", help="spread of emulated step times, 0 to below 1")
     add("--seed", help="of the jitter")
@@ -202,6 +251,13 @@ def _yes_no(where: str, text: str) -> bool:
     return _choice("yes", "no", "true", "false", "1", "0")(where, text) in ("yes", "true", "1")
 
 
+def _words(where: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot be split into arguments ({error}); mend its quotes") from None
+
+
 def _instances(where: str, given: str | list[str]) -> tuple[InstanceName, ...]:
     texts = given.split(",") if isinstance(given, str) else given
     return tuple(_instance(where, text.strip()) for text in texts)
@@ -226,6 +282,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "kv_links": _COUNT, "kv_backend": _choice(*KV_BACKENDS),
     "data_advertise": _text, "data_key_file": _text, "curve_key_file": _text, "control_public_key": _text,
     "speed": _POSITIVE, "jitter": _number(float, above=-1e-9, what="a number from 0 to below 1"),
+    "vllm_python": _text, "vllm_args": _words, "vllm_socket": _text, "max_model_len": _COUNT, "engine_url": _text,
+    "engine_served_name": _text, "engine_key_file": _text, "engine_insecure": _yes_no,
     "seed": _number(int, above=-1, what="a whole number from 0"), "mfu": _POSITIVE, "mbu": _POSITIVE,
     "alpha_s": _number(float, above=-1e-9, what="a number from 0"),
     "beta_s": _number(float, above=-1e-9, what="a number from 0"), "grace_s": _POSITIVE, "parent_pid": _COUNT,

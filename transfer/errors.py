@@ -16,6 +16,7 @@ PhaseplaneError
 ├── KvError
 │   ├── KvCorrupt           a checksum, header or generation did not match; never served
 │   └── KvTransferFailed    a stream ended before its commit was acknowledged
+├── JobFailed               an engine that batches by itself cannot serve this one request; others go on
 ├── StepAbandoned           a step ended before it sampled, harmlessly: KV it waited for will not come
 └── EngineFailed            the engine cannot go on; its instance must be replaced
 """
@@ -91,6 +92,10 @@ class KvCorrupt(KvError):
 
 
 class KvTransferFailed(KvError):
+    pass
+
+
+class JobFailed(PhaseplaneError):
     pass
 
 

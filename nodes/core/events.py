@@ -41,6 +41,8 @@ class SequenceSpec(Struct, frozen=True):
     """Lower is served first, preempted last."""
     fetch_blocks: int = 0
     """Leading whole blocks the shell will fetch from a pool before computing (0: none, as always in RECEIVE work)."""
+    salt: str = ""
+    """The tenant's, which `root` has in it already; for engines with a prefix cache of their own."""
     keys: tuple[BlockKey, ...] = ()
     """Of its leading whole blocks, when somebody knows them already (a simulator, which has no tokens to hash)."""
 

@@ -6,7 +6,6 @@ from nodes.core import report
 from nodes.core.blocks import BlockPool
 from nodes.core.endings import Endings
 from nodes.core.pins import Pins
-from nodes.core.planning import InStep
 from nodes.core.residency import Residency
 from nodes.core.sequence import Roster, State
 from transfer.terms import RequestId
@@ -14,19 +13,18 @@ from transfer.wire.messages import Holding, LoadReport
 
 
 class Questions:
-    """The part of BatchCore (batching.py) that answers; its parts are made there."""
+    """The part of a core that answers; its parts are made in Admission (admission.py)."""
 
     _roster: Roster
     _residency: Residency
     _pool: BlockPool
     _pins: Pins
     _endings: Endings
-    _step: list[InStep] | None
 
     @property
     def idle(self) -> bool:
-        """No request is here and no step runs."""
-        return not self._roster.live and self._step is None
+        """No request is here, nor anything the engine still computes of one."""
+        return not self._roster.live and not self._roster.leaving
 
     @property
     def running_ids(self) -> list[RequestId]:

@@ -24,8 +24,8 @@ def load_report(
         queued_prefill_tokens=sum(
             [one.num_to_compute - one.num_computed for one in (*roster.waiting, *fetching, *roster.prefilling)]
         ),
-        num_blocks=pool.num_blocks,
-        free_blocks=pool.num_free,
+        num_blocks=residency.num_blocks,
+        free_blocks=residency.num_free,
         cached_blocks=pool.num_cached,
         step_s=step_s,
         speed=speed,

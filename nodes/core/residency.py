@@ -68,6 +68,15 @@ class Residency:
         self.preempted: list[RequestId] = []
         """Requests preempted since the last step was planned."""
 
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be given out now."""
+        return self.pool.num_free
+
     def never_fits(self, spec: SequenceSpec) -> str | None:
         """Why this work can never run here, in a sentence; None when it can."""
         config, num_tokens = self.config, len(spec.tokens)
@@ -94,13 +103,14 @@ class Residency:
         if self._roster.num_active >= config.max_running:
             return f"{config.max_running} requests run here already, the most this instance takes (max_running)"
         hits = pool.match(sequence.leading_keys(sequence.num_shareable_blocks)) if config.prefix_cache else []
-        wanted = sequence.num_blocks_needed - len(hits)
-        grows = sequence.work is not Work.PREFILL and pool.num_referenced > 0
+        needed, growth = self._needs(sequence)
+        wanted = needed - len(hits)
+        grows = growth > 0 and pool.num_referenced > 0
         spare = config.watermark_blocks if grows else 0
         if pool.room_beside(hits) < wanted + spare:
             return f"needs {wanted + spare} free KV blocks ({spare} of them to grow), {pool.room_beside(hits)} are free"
         pool.share(sequence.table, hits)
-        pool.extend(sequence.table, wanted, sequence.growth_blocks)
+        pool.extend(sequence.table, wanted, growth)
         sequence.num_committed = sequence.num_pushed = len(hits)
         sequence.num_computed = len(hits) * config.block_size
         if not sequence.admitted:
@@ -139,6 +149,10 @@ class Residency:
                 sequence.table, count, sequence.growth_blocks
             ):
                 self._preempt(self._victim())
+
+    def _needs(self, sequence: Sequence) -> tuple[int, int]:
+        """Blocks it must have to be admitted, and those that it may want later."""
+        return sequence.num_blocks_needed, sequence.growth_blocks
 
     def _victim(self) -> Sequence:
         """Prefill work never: it holds only what it was admitted with, and its KV may be on its way already. Nor whose

@@ -62,6 +62,7 @@ MOVES: dict[State, dict[str, State]] = {
         "fetch_failed": State.FETCHING,
         "drop": State.GONE,
         "drop_in_step": State.LEAVING,
+        "lose": State.GONE,
     },
     State.COMPUTED: {"handed": State.GONE, "drop": State.GONE, "lose": State.GONE},
     State.RUNNING: {
@@ -70,6 +71,7 @@ MOVES: dict[State, dict[str, State]] = {
         "pause": State.PAUSED,
         "drop": State.GONE,
         "drop_in_step": State.LEAVING,
+        "lose": State.GONE,
     },
     State.PAUSED: {"resume": State.RUNNING, "handed": State.GONE, "drop": State.GONE},
     State.LEAVING: {"step_done": State.GONE},

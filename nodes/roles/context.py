@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from nodes.core.residency import BatchConfig
 from nodes.engines.engine import Engine
+from nodes.engines.served import ServedEngine
 from transfer.kv.port import KvPort
 from transfer.terms import InstanceId, KvLayout, ModelIdentity, kv_fingerprint
 from transfer.wire.messages import KvPeer, Message
@@ -40,7 +41,7 @@ class RoleContext:
     instance_id: InstanceId
     epoch: int
     host_id: str
-    engine: Engine
+    engine: Engine | ServedEngine
     port: KvPort
     send: Callable[[Message], None]
     config: BatchConfig
@@ -49,6 +50,11 @@ class RoleContext:
     @property
     def block_size(self) -> int:
         return self.engine.layout.block_size
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether KV can come into the engine and out of it at all."""
+        return not isinstance(self.engine, ServedEngine) or self.engine.shares_kv
 
     def root(self, salt: str) -> bytes:
         """Root of the block hash chain, and the fingerprint in offers, for one tenant."""
@@ -69,14 +75,18 @@ class Link:
     Streaming layer by layer hides under compute all of a step's KV but its last layer, as it would for real.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine | ServedEngine) -> None:
+        self._engine = None if isinstance(engine, ServedEngine) else engine
         self._busy_until = 0.0
+
+    def needs_s(self, num_tokens: int) -> float:
+        """Seconds for the KV of that many tokens alone; 0.0 where the link is real."""
+        return 0.0 if self._engine is None else self._engine.handoff_s(num_tokens)
 
     def send(self, num_tokens: int, since: float, now: float) -> float:
         """KV of `num_tokens` tokens, made between `since` and `now`: when it will all have been sent."""
-        needed = self._engine.handoff_s(num_tokens)
-        if needed <= 0.0:
+        needed = self.needs_s(num_tokens)
+        if self._engine is None or needed <= 0.0:
             return now
         self._busy_until = max(
             max(self._busy_until, since) + needed, now + needed / self._engine.latency.shape.num_layers

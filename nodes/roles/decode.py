@@ -100,7 +100,7 @@ class DecodeLeg(Leg):
             SequenceSpec(
                 request_id=message.request_id, generation=message.generation, work=work, tokens=tokens,
                 num_output=message.num_output, sampling=message.sampling, root=shell.context.root(message.salt),
-                lease_s=message.lease_s, priority=message.priority,
+                lease_s=message.lease_s, priority=message.priority, salt=message.salt,
                 fetch_blocks=source.num_blocks if source else 0,
             ),
             source,

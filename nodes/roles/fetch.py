@@ -94,7 +94,7 @@ class PoolFetch:
         if layer < 0:
             self._promised, self._promised_at = num_blocks, now
             self._first_step_s = self._predict_first_step_s()
-            link_s = self._shell.context.engine.handoff_s(num_blocks * self._shell.context.block_size)
+            link_s = self._shell.link.needs_s(num_blocks * self._shell.context.block_size)
             self.gate.carried_by(min(self._timeout_s, link_s))
             return
         self.gate.landed(layer + 1)
@@ -150,4 +150,4 @@ class PoolFetch:
         chunk = tokens[start : start + context.config.token_budget]
         if not chunk:
             return 0.0
-        return self._shell.predicted_step_s(Chunk(self._leg.request_id, chunk, start, self._leg.blocks))
+        return self._shell.beside_fetch_s(Chunk(self._leg.request_id, chunk, start, self._leg.blocks))

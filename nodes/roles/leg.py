@@ -101,7 +101,7 @@ class Leg:
         source, size = self._source, self.shell.context.block_size
         if source is None:
             return
-        upto = min(source.num_blocks, (len(self.spec.tokens) - 1) // size)
+        upto = min(source.num_blocks, (len(self.spec.tokens) - 1) // size, len(self.blocks))
         if upto > self.have_blocks:
             self._fetch = PoolFetch(self.shell, self, source.peer, upto)
             await self._fetch.run()

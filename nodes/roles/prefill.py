@@ -44,7 +44,8 @@ class PrefillLeg(Leg):
             SequenceSpec(
                 request_id=message.request_id, generation=message.generation, work=Work.PREFILL, tokens=tokens,
                 num_output=0, sampling=None, root=shell.context.root(message.salt), lease_s=message.lease_s,
-                priority=message.priority, fetch_blocks=message.source.num_blocks if message.source else 0,
+                priority=message.priority, salt=message.salt,
+                fetch_blocks=message.source.num_blocks if message.source else 0,
             ),
             message.source,
         )  # fmt: skip

@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
+from nodes.core.admission import Admission
 from nodes.core.batching import BatchCore
 from nodes.core.events import (
     Admitted,
@@ -30,29 +33,34 @@ from nodes.core.events import (
     Unpinned,
 )
 from nodes.core.legs import Legs
+from nodes.core.served import ServedCore
+from nodes.core.served_residency import ServedConfig
 from nodes.engines.engine import Chunk
-from nodes.engines.prediction import predicted_step_s
+from nodes.engines.served import ServedEngine
 from nodes.roles.cache import CacheFeed
 from nodes.roles.context import Link, RoleContext
 from nodes.roles.leg import Leg
-from nodes.roles.steps import Stepper
+from nodes.roles.served import ServedRuns
+from nodes.roles.steps import Runs, Stepper
 from nodes.roles.writer import PoolWriter
 from transfer.terms import RequestId
 from transfer.wire.messages import Abort, LoadReport, Released, TokenItem
 
+CLOSE_S = 1.0
+"""What tasks that were cancelled may take to end, before they are cancelled again."""
+
 
 class BatchShell:
-    """Owns the core, its stepping task and the legs. `failed` is told what ends the instance (EngineFailed, a bug).
+    """Owns the core, what has it computed, and the legs. `failed` is told what ends the instance (EngineFailed, a bug).
 
     Idempotent by (request_id, generation), see nodes/core/legs.py.
     """
 
     def __init__(self, context: RoleContext, failed: Callable[[Exception], None]) -> None:
         self.context, self._failed = context, failed
-        self.core = BatchCore(context.config)
         self.cache = CacheFeed(context.epoch, context.send, context.bounds.cache_events_s)
-        self.writer = PoolWriter(context, self.handle)
         self.link = Link(context.engine)
+        self.writer = PoolWriter(context, self.link, self.handle)
         self._loop = asyncio.get_running_loop()
         self.legs = Legs[Leg](self._began)
         self._events: deque[Event] = deque()
@@ -61,12 +69,14 @@ class BatchShell:
         self._empty.set()
         self._ticker: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._steps = Stepper(context, self.core, self.leg, self.handle)
+        self.core: Admission
+        self._runs: Runs
+        self.core, self._runs = self._parts()
 
     # --- lifecycle ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.spawn(self._steps.run(), f"{self.context.instance_id}/steps")
+        self.spawn(self._runs.run(), f"{self.context.instance_id}/runs")
         self.spawn(self.writer.run(), f"{self.context.instance_id}/write-through")
 
     def spawn(
@@ -92,10 +102,11 @@ class BatchShell:
         self.cache.close()
         if self._ticker is not None:
             self._ticker.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(2):  # a task may take a moment to let go, but not for ever
+            for task in list(self._tasks):
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(list(self._tasks), timeout=CLOSE_S)
 
     # --- what roles and the instance ask --------------------------------------------------------------------
 
@@ -109,7 +120,7 @@ class BatchShell:
 
     def role_changed(self) -> None:
         """The same engine and cache, another phase: measurements start anew."""
-        self._steps.role_changed()
+        self._runs.meter.restart()
 
     def snapshot(self) -> None:
         """Tell the directory everything that is in the prefix cache."""
@@ -119,12 +130,13 @@ class BatchShell:
         now = self._loop.time()
         report = self.core.load(now)
         values = {name: getattr(report, name) for name in report.__struct_fields__}
-        return LoadReport(**values | {"step_s": self._steps.step_s, "speed": self._steps.speed(now),
+        meter = self._runs.meter
+        return LoadReport(**values | {"step_s": meter.step_s, "speed": meter.speed(now),
                                       "unsettled": self.writer.num_pending})  # fmt: skip
 
-    def predicted_step_s(self, chunk: Chunk) -> float:
-        """Seconds a step of this chunk alone takes, by the profile and by what steps took of late."""
-        return predicted_step_s(self.context.engine.latency, [chunk]) * self._steps.speed(self._loop.time())
+    def beside_fetch_s(self, chunk: Chunk) -> float:
+        """Seconds this chunk computes alone while its leading blocks are fetched; 0.0: it waits until all are here."""
+        return self._runs.beside_fetch_s(chunk)
 
     def admit(self, leg: Leg) -> None:
         """Begin a leg, unless this generation or a newer one is here or has ended here."""
@@ -161,7 +173,20 @@ class BatchShell:
             raise
         finally:
             self._handling = False
-        self._steps.wake()
+        self._runs.wake()
+
+    def _parts(self) -> tuple[Admission, Runs]:
+        """The core for this kind of engine, and what has it computed."""
+        context = self.context
+        engine, config = context.engine, context.config
+        if isinstance(engine, ServedEngine):
+            served = ServedConfig(
+                **msgspec.structs.asdict(config), capacity_blocks=engine.capacity_blocks, shares_kv=engine.shares_kv,
+                num_layers=engine.layout.num_layers,
+            )  # fmt: skip
+            return ServedCore(served), ServedRuns(context, engine, self.leg, self.handle, self.spawn)
+        core = BatchCore(config)
+        return core, Stepper(context, engine, core, self.leg, self.handle)
 
     # --- effects --------------------------------------------------------------------------------------------
 
@@ -185,7 +210,7 @@ class BatchShell:
                 if leg is not None:
                     self._tell(leg, effect)
             case _:
-                raise TypeError(f"the shell cannot perform {type(effect).__name__}")
+                self._runs.perform(effect)
 
     def _tell(self, leg: Leg, effect: Admitted | NotAdmitted | Computed | Grown | Paused | CannotPause) -> None:
         match effect:
@@ -211,7 +236,7 @@ class BatchShell:
         if leg is None or leg.aborted is not None:
             return
         leg.emitted(effect)
-        self._steps.items.append(_item(effect))
+        self._runs.items.append(_item(effect))
 
     def _gone(self, effect: Gone) -> None:
         ended = self.legs.gone(effect, self._loop.time())

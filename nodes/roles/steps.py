@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from nodes.core.batching import BatchCore
-from nodes.core.events import StepDone, StepPlan, StepUndone
-from nodes.engines.engine import OnLayer, StepBatch
+from nodes.core.events import Effect, StepDone, StepPlan, StepUndone
+from nodes.engines.engine import Chunk, Engine, OnLayer, StepBatch
 from nodes.engines.prediction import predicted_step_s
 from nodes.roles.context import RoleContext
 from nodes.roles.fetch import PoolFetch
 from nodes.roles.gate import StepGate
 from nodes.roles.leg import Leg
+from nodes.roles.speed import SpeedMeter
 from transfer.errors import EngineFailed, IllegalTransition, StepAbandoned
 from transfer.kv.port import KvSender
 from transfer.terms import RequestId
 from transfer.wire.messages import StepOutput, TokenItem
 
-EWMA_WEIGHT = 0.1
-MIN_SPEED = 1e-3
-MAX_JUMP = 5.0
-"""A step this many times slower or faster than expected says nothing of the next ones (the process stood still, a page
-was missing), unless it happens ODD_RUN times in a row."""
-ODD_RUN = 5
-SPEED_HALF_LIFE_S = 10.0
-"""Of a correction nobody renews: an instance that was slow once must not stay without work for it."""
+Find = Callable[[RequestId, int | None], Leg | None]
+"""The leg of a request's generation here; of any when None."""
+
+
+class Runs(Protocol):
+    """What has the core's sequences computed: Stepper for an engine that runs steps, ServedRuns (served.py) for one
+    that batches by itself. items: what it tells the gateway next; the shell adds each Emit."""
+
+    items: list[TokenItem]
+    meter: SpeedMeter
+
+    async def run(self) -> None:
+        """For the instance's life; raises EngineFailed when the engine is lost."""
+
+    def wake(self) -> None:
+        """Something entered the core."""
+
+    def perform(self, effect: Effect) -> None:
+        """Of the effects that only its kind of core says."""
+
+    def beside_fetch_s(self, chunk: Chunk) -> float:
+        """Seconds this chunk computes alone while its leading blocks are fetched; 0.0: it waits until all are here."""
 
 
 class Stepper:
@@ -33,25 +49,21 @@ class Stepper:
     which may add to `items`: what the step says to the gateway, in ONE message."""
 
     def __init__(
-        self, context: RoleContext, core: BatchCore, find: Callable[[RequestId, int | None], Leg | None],
+        self, context: RoleContext, engine: Engine, core: BatchCore, find: Find,
         handle: Callable[[StepDone | StepUndone], None],
     ) -> None:  # fmt: skip
-        self._context, self._core, self._find, self._handle = context, core, find, handle
+        self._context, self._engine, self._core, self._find, self._handle = context, engine, core, find, handle
         self._wake = asyncio.Event()
         self.items: list[TokenItem] = []
-        self.step_s = 0.0
-        """Exponentially weighted mean, seconds."""
-        self._speed, self._measured_at = 1.0, 0.0
-        self._num_odd = 0
+        self.meter = SpeedMeter()
 
-    def speed(self, now: float) -> float:
-        """Measured / predicted step time, exponentially weighted; it fades to 1.0 while no step is run."""
-        idle_s = max(0.0, now - self._measured_at)
-        return float(1.0 + (self._speed - 1.0) * 0.5 ** (idle_s / SPEED_HALF_LIFE_S))
+    def perform(self, effect: Effect) -> None:
+        raise TypeError(f"the shell cannot perform {type(effect).__name__}")
 
-    def role_changed(self) -> None:
-        """What the other phase's steps took says nothing about this one's."""
-        self.step_s, self._speed, self._num_odd = 0.0, 1.0, 0
+    def beside_fetch_s(self, chunk: Chunk) -> float:
+        """By the profile and by what steps took of late."""
+        predicted_s = predicted_step_s(self._engine.latency, [chunk])
+        return predicted_s * self.meter.speed(asyncio.get_running_loop().time())
 
     def wake(self) -> None:
         """Something entered the core: look for a step. An idle instance sleeps."""
@@ -82,10 +94,10 @@ class Stepper:
         claims = [(stream, claim) for stream, upto in streams if (claim := stream.claim(upto)) is not None]
         fetches = self._fetches(plan)
         gate = StepGate([fetch.gate for fetch in fetches]) if fetches else None
-        predicted = predicted_step_s(context.engine.latency, plan.chunks)
+        predicted = predicted_step_s(self._engine.latency, plan.chunks)
         try:
             async with asyncio.timeout(context.bounds.step_s):
-                result = await context.engine.step(
+                result = await self._engine.step(
                     StepBatch(plan.chunks), _on_layer([claim for _, claim in claims]), gate
                 )
         except TimeoutError:
@@ -102,7 +114,7 @@ class Stepper:
             stream.finalise(upto, since, now)
         for fetch in fetches:
             fetch.held_step(result.waited_s)
-        self._measure(result.duration_s - result.waited_s, predicted, now)
+        self.meter.measured(result.duration_s - result.waited_s, predicted, now)
         self._handle(StepDone(sampled=result.sampled, duration_s=result.duration_s))
         if self.items:
             items, self.items = tuple(self.items), []
@@ -123,18 +135,6 @@ class Stepper:
                 raise IllegalTransition(f"request {request_id}", "no fetch", "a step beside it")
             fetches.append(fetch)
         return fetches
-
-    def _measure(self, measured_s: float, predicted_s: float, now: float) -> None:
-        weight = EWMA_WEIGHT if self.step_s else 1.0
-        self.step_s += weight * (measured_s - self.step_s)
-        if predicted_s > 0.0:
-            before = self.speed(now - measured_s)
-            odd = not before / MAX_JUMP <= measured_s / predicted_s <= before * MAX_JUMP
-            self._num_odd = self._num_odd + 1 if odd else 0
-            if odd and self._num_odd < ODD_RUN:
-                return
-            self._measured_at = now
-            self._speed = max(MIN_SPEED, before + EWMA_WEIGHT * (measured_s / predicted_s - before))
 
 
 def _on_layer(claims: list[tuple[KvSender, int, int]]) -> OnLayer | None:

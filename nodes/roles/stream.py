@@ -1,6 +1,7 @@
 """One prefill's KV on its way out: which of its blocks are final, which were pushed, when the link is done.
 
-Pushes layer by layer during a step, and at once what was final before the receiver's grant came.
+Pushes layer by layer during a step, or as an engine that batches by itself saves them, and at once what was final
+before the receiver's grant came.
 """
 
 from __future__ import annotations
@@ -19,14 +20,30 @@ class PushStream:
         self._final = self._pushed = first_block
         self._end = end_block
         self._num_layers, self._block_size, self._link = num_layers, block_size, link
+        self._first = first_block
         self._sender: KvSender | None = None
+        self._saved: list[tuple[int, int, int]] = []
         self.sent_at = 0.0
         """When an emulated link has carried everything pushed so far; in the past where links are real."""
 
     def attach(self, sender: KvSender, now: float) -> None:
         """The receiver granted: push what is final already."""
         self._sender = sender
+        for layer, first, count in self._saved:
+            sender.push(layer, first, count)
+        self._saved = []
         self._push_final(now, now)
+
+    def saved(self, layer: int, first: int, count: int) -> None:
+        """Blocks [first, first + count) are final in this layer: they need not wait for the others. When all are, they
+        are finalised all the same; a sender leaves out what it was given before."""
+        start, end = max(first, self._first), min(first + count, self._end)
+        if end <= start:
+            return
+        if self._sender is None:
+            self._saved.append((layer, start, end - start))
+        else:
+            self._sender.push(layer, start, end - start)
 
     def claim(self, upto: int) -> tuple[KvSender, int, int] | None:
         """Before a step that makes blocks below `upto` final: (sender, first, count) to push after each layer.

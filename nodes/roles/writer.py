@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodes.core.events import Event, Pin, Pinned, Unpin, Unpinned
-from nodes.roles.context import RoleContext
+from nodes.roles.context import Link, RoleContext
 from nodes.roles.recent import RecentHashes
 from transfer.errors import KvError
 from transfer.kv.block import block_hashes
@@ -59,8 +59,8 @@ class _Rest:
 class PoolWriter:
     """`handle` puts an event into the core; the core answers Pin through `pinned` before it returns."""
 
-    def __init__(self, context: RoleContext, handle: Callable[[Event], None]) -> None:
-        self._context, self._handle = context, handle
+    def __init__(self, context: RoleContext, link: Link, handle: Callable[[Event], None]) -> None:
+        self._context, self._link, self._handle = context, link, handle
         self._pools: tuple[_Pool, ...] = ()
         self._rests: dict[InstanceId, _Rest] = {}
         self._queue: deque[_Finished] = deque()
@@ -74,7 +74,8 @@ class PoolWriter:
 
     def set_pools(self, message: PoolMap) -> None:
         """The pools that take puts from now on. What the old ones had says nothing about new lives of them."""
-        before, self._pools = self._pools, tuple(_pool(one) for one in message.pools)
+        pools = message.pools if self._context.shares_kv else ()
+        before, self._pools = self._pools, tuple(_pool(one) for one in pools)
         lives = [one.peer for one in self._pools]
         if lives != [one.peer for one in before]:
             self._known.clear()
@@ -168,7 +169,7 @@ class PoolWriter:
         self._rests.pop(pool.instance_id, None)
         for layer in range(context.engine.layout.num_layers):
             self._sender.push(layer, first, len(blocks))
-        await asyncio.sleep(context.engine.handoff_s(len(blocks) * context.block_size))
+        await asyncio.sleep(self._link.needs_s(len(blocks) * context.block_size))
         trailer = KvTrailer(num_tokens=(first + len(blocks)) * context.block_size)
         await self._sender.commit(trailer, context.bounds.store_s)
         self._sender = None

@@ -23,7 +23,7 @@ from transfer.terms import KvLayout, Struct
 SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "phaseplane-kv-"
 GENERATION_BYTES, TOKEN_BYTES = 8, 16
-MAP_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+MAP_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """A peer names the file: one that is a pipe must not hold us up, nor a link lead elsewhere."""
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map every page now. A copy into pages touched for the first time is ten times slower."""
@@ -126,21 +126,25 @@ class HostArena:
 
 
 class MappedArena:
-    """Read-only view of another process's shared HostArena. Reads are checked by generation."""
+    """View of another process's shared HostArena. Reads are checked by generation.
 
-    def __init__(self, handle: ArenaHandle) -> None:
+    writable: for the engine of the arena's owner, in a process of its own; everybody else reads.
+    """
+
+    def __init__(self, handle: ArenaHandle, *, writable: bool = False) -> None:
         if not handle.name.startswith(SHM_PREFIX) or "/" in handle.name:
             raise InvalidValue(f"{handle.name!r} is not the name of a KV arena")
         size = arena_bytes(handle.layout, handle.num_blocks)
         path = SHM_DIR / handle.name
         try:
-            fd = os.open(path, MAP_FLAGS)
+            fd = os.open(path, MAP_FLAGS | (os.O_RDWR if writable else os.O_RDONLY))
         except FileNotFoundError:
             raise KvCorrupt(f"arena {handle.name} is gone; its owner has ended") from None
         try:
             if os.fstat(fd).st_size != size + TOKEN_BYTES:
                 raise KvCorrupt(f"arena {handle.name} is not of {size} bytes; its owner was replaced")
-            self._map = mmap.mmap(fd, size + TOKEN_BYTES, access=mmap.ACCESS_READ)
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self._map = mmap.mmap(fd, size + TOKEN_BYTES, access=access)
         finally:
             os.close(fd)
         if not hmac.compare_digest(self._map[size:], handle.token):
@@ -150,8 +154,13 @@ class MappedArena:
         self._view = memoryview(self._map)
         self._generations = self._view[handle.layout.block_bytes * handle.num_blocks : size].cast("Q")
 
+    @property
+    def buffer(self) -> memoryview:
+        """All KV bytes, as HostArena.buffer."""
+        return self._view[: self.layout.block_bytes * self.num_blocks]
+
     def views(self, layer: int, first_block: int, count: int) -> tuple[memoryview, memoryview]:
-        """Read-only K and V bytes, as HostArena.views."""
+        """K and V bytes, as HostArena.views; read-only unless writable."""
         return _slab_views(self._view, self.layout, self.num_blocks, layer, first_block, count)
 
     def generation(self, block: int) -> int:

@@ -143,8 +143,8 @@ class KvSender(Protocol):
     """One push in progress. The caller keeps the source blocks until commit returns, or abort has returned."""
 
     def push(self, layer: int, first_block: int, count: int) -> None:
-        """Queue `count` blocks of `layer` from request block index `first_block`. Thread-safe, never blocks
-        (it only refers to the blocks' memory, which is bounded by the arena)."""
+        """Queue `count` blocks of `layer` from request block index `first_block`; what was queued before is left out.
+        Thread-safe, never blocks (it only refers to the blocks' memory, which is bounded by the arena)."""
 
     async def commit(self, trailer: KvTrailer, timeout_s: float) -> SendStats:
         """Send what is queued, then the trailer; wait for the acknowledgement. Every (layer, block) offered

@@ -7,8 +7,7 @@ long ones; the median of each counts. Writes KV all over the arena: for an engin
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from nodes.engines.engine import Chunk, Sampling, StepBatch
 from nodes.engines.native.engine import NativeEngine
 from nodes.engines.prediction import step_arguments
-from nodes.fitting import StepSample
+from nodes.fitting import OnTimed, StepSample, Timed, spread
 from transfer.errors import InvalidValue
 from transfer.terms import SamplingParams
 
@@ -32,19 +31,6 @@ MIXES = ((1, 256, 256), (4, 512, 256), (8, 512, 1024), (16, 256, 512))
 MIN_TIMES, MAX_TIMES = 3, 25
 """How often a step is timed."""
 _GREEDY = Sampling(params=SamplingParams(max_tokens=1, temperature=0.0), history=(), num_output=0)
-
-OnTimed = Callable[[int, float], None]
-"""(steps timed, their share of all)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """samples: one a configuration, num_timed: steps in all. spread: median over configurations of
-    (p90 - median) / median."""
-
-    samples: list[StepSample]
-    num_timed: int
-    spread: float
 
 
 def steps_within(num_blocks: int, block_size: int, max_context: int) -> list[StepBatch]:
@@ -82,7 +68,7 @@ async def time_steps(engine: NativeEngine, seconds: float, on_timed: OnTimed | N
         StepSample(engine.latency, *step_arguments(step.chunks), seconds=median(times))
         for step, times in zip(steps, taken, strict=True)
     ]
-    return Timed(samples, sum(num_times), median(_spread(times) for times in taken))
+    return Timed(samples, sum(num_times), median(spread(times) for times in taken))
 
 
 def spread_evenly(counts: Sequence[int]) -> list[int]:
@@ -97,12 +83,6 @@ def _touch(engine: NativeEngine) -> None:
         for layer in range(engine.layout.num_layers):
             for view in engine.arena.views(layer, 0, engine.num_blocks):
                 np.frombuffer(view, np.uint8)[:: mmap.PAGESIZE] = 0
-
-
-def _spread(times: Sequence[float]) -> float:
-    ordered = sorted(times)
-    middle = median(ordered)
-    return (ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))] - middle) / middle
 
 
 class _Arena:

@@ -25,7 +25,7 @@ OPTIONS = Options(token_budget=1024, bounds=Bounds(fetch_s=1.0), num_blocks=1024
 
 
 def tail_s(fleet: Fleet, name: str = "p1") -> float:
-    return float(fleet.shell(name).predicted_step_s(Chunk("", TAIL[:-1], len(PREFIX), list(range(200)))))
+    return float(fleet.shell(name).beside_fetch_s(Chunk("", TAIL[:-1], len(PREFIX), list(range(200)))))
 
 
 def first(events: list[tuple[float, Event]], kind: type[Event]) -> float:

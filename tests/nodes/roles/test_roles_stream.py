@@ -81,6 +81,20 @@ def test_a_step_sends_what_is_fetched_beside_it_and_an_abandoned_one_leaves_it_t
     assert stream.sent_at == pytest.approx(2.0 + engine.handoff_s(6 * 16) / MODEL.num_layers + engine.handoff_s(2 * 16))
 
 
+def test_what_an_engine_saves_leaves_at_once_or_with_the_grant(engine: EmulatedEngine) -> None:
+    """Blocks 2..5 are wanted, in whatever order their layers are saved."""
+    sender, stream = Recorder(), PushStream(2, 6, 2, 16, Link(engine))
+    stream.saved(1, 0, 2)
+    stream.saved(1, 1, 3)
+    assert sender.pushed == []
+    stream.attach(sender, 0.0)
+    assert sender.pushed == [(1, 2, 2)]
+    stream.saved(0, 3, 9)
+    assert sender.pushed[1:] == [(0, 3, 3)]
+    stream.finalise(6, 1.0, 1.0)
+    assert set(sender.covered()) == {(layer, block) for layer in range(2) for block in range(2, 6)}
+
+
 def test_a_link_is_shared_and_hides_under_compute_all_but_the_last_layer(engine: EmulatedEngine) -> None:
     link, tokens = Link(engine), 1_000_000
     needed = engine.handoff_s(tokens)
