@@ -41,9 +41,9 @@ COPY ui src/ui
 RUN --mount=type=bind,source=deploy/wheelhouse,target=/wheelhouse \
     pip install --no-deps ./src && rm -r src
 
-COPY --chmod=755 deploy/entrypoint.sh deploy/healthy.py deploy/make_keys.py ./
+COPY --chmod=755 deploy/entrypoint.sh deploy/connector.sh deploy/addresses.py deploy/drain.py deploy/healthy.py deploy/make_keys.py ./
 # A new volume takes its owner from the folder it is mounted on.
-RUN install -d -o 10001 -g 10001 /keys/control /keys/nodes /keys/clients /var/lib/phaseplane
+RUN install -d -o 10001 -g 10001 /keys/control /keys/nodes /keys/clients /var/lib/phaseplane /gpu /model
 USER 10001:10001
 ENTRYPOINT ["/opt/phaseplane/entrypoint.sh"]
 CMD ["phaseplane"]

@@ -136,7 +136,8 @@ def test_control_plane_and_nodes_take_the_keys(keys: Path, given: Given) -> None
     assert options.data_key_file is not None
     assert load_data_key(Path(options.data_key_file))
     client = given(KEYS=str(keys / "clients" / "env"))
-    assert [client["PHASEPLANE_API_KEY"]] == list(found.api_keys.values())
+    node_key = (keys / "nodes" / "api_key").read_text()
+    assert found.api_keys == {"local": client["PHASEPLANE_API_KEY"], "nodes": node_key}
     assert (keys / "clients" / "api_key").read_text() == client["PHASEPLANE_API_KEY"]
     whole = given(KEYS=str(keys / "control" / "whole-fleet.env"))
     assert whole["PHASEPLANE_SERVER_API_KEYS"] == control["PHASEPLANE_SERVER_API_KEYS"]
@@ -147,6 +148,33 @@ def test_a_node_is_called_after_its_container(given: Given) -> None:
     node = parse_options(["--control", "tcp://control:8001"], given(NODE="cpu", ROLE="decode"))
     assert [(one.instance_id, one.role) for one in node.instances] == [("cpu-3f9a12", "decode")]
     assert (node.data_host, node.data_advertise) == ("0.0.0.0", "172.18.0.7")
+
+
+def test_a_pod_gives_its_name_and_address(given: Given, tmp_path: Path) -> None:
+    pod = {"INSTANCE": "phaseplane-decode-5d9c7-x2x4z", "ROLE": "decode", "PHASEPLANE_DATA_ADVERTISE": "10.1.2.3"}
+    (tmp_path / "phaseplane-kv-1-a").touch()
+    (tmp_path / "else").touch()
+    node = parse_options(["--control", "tcp://control:8001"], given(**pod, STALE=f"{tmp_path}/phaseplane-kv-*"))
+    assert [(one.instance_id, one.role) for one in node.instances] == [("phaseplane-decode-5d9c7-x2x4z", "decode")]
+    assert (node.data_host, node.data_advertise) == ("0.0.0.0", "10.1.2.3")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["else"]
+
+
+def test_kv_is_received_on_the_network_cards_named(given: Given) -> None:
+    pod = {"INSTANCE": "d", "ROLE": "decode", "INTERFACES": "lo", "PHASEPLANE_DATA_ADVERTISE": "10.1.2.3"}
+    node = parse_options(["--control", "tcp://control:8001"], given(**pod))
+    assert (node.data_host, node.data_advertise) == ("127.0.0.1", None)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        given(**pod | {"INTERFACES": "lo,rail9"})
+    assert b"network card 'rail9' has no IPv4 address (No such device); there are lo" in failed.value.stderr
+
+
+def test_keys_can_be_made_for_another_place(tmp_path: Path) -> None:
+    script("make_keys").make(tmp_path / "keys", "http://phaseplane-control:8000", Path("/keys"))
+    told = "".join((tmp_path / "keys" / kind / "env").read_text() for kind in ("control", "nodes"))
+    named = re.findall(r"KEY_FILE=(.*)", told)
+    assert len(named) == 3
+    assert all((tmp_path / path.lstrip("/")).is_file() for path in named)
 
 
 def test_keys_are_made_once_and_are_for_their_owner(keys: Path) -> None:
