@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from controlplane import settings
 from controlplane.core.config import DEFAULT_CLASS, CoreConfig, check_config
 from transfer.errors import ConfigError
+from transfer.hosts import is_loopback
 from transfer.terms import Slo, Struct
 
 PREFIX = "PHASEPLANE_"
@@ -49,6 +49,8 @@ class Server(Struct, frozen=True):
     wire_host: str = "127.0.0.1"
     wire_port: int = 8001
     api_keys: dict[str, str] = {}
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of this server, without port, that requests may give beside its loopback ones while it asks for no key."""
     curve_key_file: str | None = None
     """Key pair of the node port (`phaseplane keys` makes it); required when wire_host is not loopback."""
     curve_allowed: tuple[str, ...] | None = None
@@ -116,13 +118,15 @@ class TrafficClass(Struct, frozen=True):
 
 
 class Config(Struct, frozen=True):
-    """classes: objectives by traffic class; a request names its class in the header x-phaseplane-class.
+    """models: more models beside `model`, by the names clients use; each instance serves one of them.
+    classes: objectives by traffic class; a request names its class in the header x-phaseplane-class.
 
     Naming any class replaces the ones set by default.
     """
 
     server: Server = Server()
     model: Model = Model()
+    models: dict[str, Model] = {}
     limits: Limits = Limits()
     history: History = History()
     scheduler: CoreConfig = CoreConfig()
@@ -134,6 +138,11 @@ class Config(Struct, frozen=True):
     def served_name(self) -> str:
         """The model id clients use."""
         return self.model.served_name or Path(self.model.name).name
+
+    @property
+    def served(self) -> dict[str, Model]:
+        """Every model by the id clients use, `model` first."""
+        return {self.served_name: self.model, **self.models}
 
     @property
     def core(self) -> CoreConfig:
@@ -187,6 +196,15 @@ def _check(config: Config) -> None:
         raise ConfigError("server.liveness_s must be at least twice scheduler.heartbeat_s")
     if config.scheduler.classes != CoreConfig().classes:
         raise ConfigError("set traffic classes in [classes], not in scheduler.classes")
+    for name, model in config.models.items():
+        if not _NAME.fullmatch(name) or name == config.served_name or model.served_name not in (None, name):
+            raise ConfigError(f"[models.{name}] must have a name of letters, digits, dots, dashes and underscores that "
+                              "no other model has; clients use it, so leave served_name out")  # fmt: skip
+        if model.max_context is not None and not model.max_context > 0:
+            raise ConfigError(f"models.{name}.max_context must be above 0, got {model.max_context}")
+    nodes = [Path(model.name).name for model in config.served.values()]
+    if len(set(nodes)) < len(nodes):
+        raise ConfigError("two of the models in [model] and [models] are the same; serve each of them once")
     for name in config.classes:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"traffic class {name!r} must be of letters, digits, dots, dashes and underscores")
@@ -205,11 +223,3 @@ def _slo(name: str, traffic_class: TrafficClass) -> Slo | None:
     if not all(objective is None or objective > 0 for objective in objectives):
         raise ConfigError(f"the objectives of traffic class {name} must be above 0 seconds")
     return Slo(ttft_s=traffic_class.ttft_s, tpot_s=traffic_class.tpot_s, e2e_s=traffic_class.e2e_s)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect. A name other than localhost may resolve to anything: False."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from aiohttp import web
 from controlplane.actors.metronome import Metronome
 from controlplane.actors.scheduler import SchedulerActor
 from controlplane.config import ALIASES, Config, load_config
-from controlplane.core.events import AutopilotRestored, ClassesRestored
+from controlplane.core.events import AutopilotRestored, ClassesRestored, PlansRestored
 from controlplane.core.scheduler import SchedulerCore
 from controlplane.core.series import SeriesBook
 from controlplane.gateway import past
@@ -37,11 +37,11 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.health import missing_role
 from controlplane.gateway.live import PERIOD_S, LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
-from controlplane.gateway.service import Gateway
+from controlplane.gateway.service import Gateway, ServedModel
 from controlplane.gateway.tokenizer import TextTokenizer
 from controlplane.history.recorder import FlightFiles
 from controlplane.history.store import HistoryStore
-from controlplane.model import Served, load_model
+from controlplane.model import Served, load_model, why_refused
 from controlplane.plane import Hooks, Plane, build
 from transfer.api import RequestRecord
 from transfer.errors import ConfigError, InvalidValue, PhaseplaneError
@@ -118,14 +118,15 @@ def check(config: Config) -> None:
     Raises InvalidValue, one sentence; the settings themselves were checked when they were read.
     """
     _wire(config)
-    if config.model.max_context is None:
+    if config.model.max_context is None and not config.models:
         return
     if config.model.engine == "native":
         try:
             model_dir(config.model.name)
         except InvalidValue:
             return  # it is not here: `phaseplane up` pulls it, and else the start says so
-    load_model(config.model)
+    for model in config.served.values():
+        load_model(model)
 
 
 async def serve(config: Config) -> int:
@@ -150,14 +151,17 @@ async def start(config: Config) -> Server:
     async with contextlib.AsyncExitStack() as undo:
         server = await _start(config, undo)
         undo.pop_all()
-    _log.info("serving %s at %s, nodes connect to %s", config.served_name, server.url, server.plane.endpoint.address)
+    _log.info(
+        "serving %s at %s, nodes connect to %s", " and ".join(config.served), server.url, server.plane.endpoint.address
+    )
     gc.collect()
     gc.freeze()
     return server
 
 
 async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
-    served, tokenizer = load_model(config.model)
+    loaded = {name: load_model(model) for name, model in config.served.items()}
+    models = [served for served, _ in loaded.values()]
     listener = _listen(config.server.host, config.server.port)
     undo.callback(listener.close)
     control_epoch = int.from_bytes(os.urandom(6), "big")
@@ -181,7 +185,7 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
 
     hooks = Hooks(
         on_finished=finished, on_audit=history.add, on_kept=history.add, on_gap=metrics.gap, on_failure=failed,
-        journal=recorder.record if recorder else None, check_hello=served.why_refused,
+        journal=recorder.record if recorder else None, check_hello=functools.partial(why_refused, models),
     )  # fmt: skip
     core = SchedulerCore(config.core, control_epoch, config.server.seed)
     limits = config.limits
@@ -194,7 +198,7 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
         await plane.start()
     except ConfigError as error:
         raise PortInUse(str(error)) from None
-    gateway = _gateway(config, served, tokenizer, plane, history, metrics)
+    gateway = _gateway(config, loaded, plane, history, metrics)
     await _recall(history, gateway.series, plane.scheduler)
     runner = web.AppRunner(build_app(gateway), handler_cancellation=True, shutdown_timeout=config.server.shutdown_s)
     undo.push_async_callback(runner.cleanup)
@@ -226,14 +230,22 @@ async def _recall(history: HistoryStore, series: SeriesBook, scheduler: Schedule
             scheduler.post(ClassesRestored(state=set_before))
     except PhaseplaneError as error:
         _log.error("traffic classes are as configured: %s", error)
+    try:
+        if (plans := await history.plans()) is not None:
+            scheduler.post(PlansRestored(state=plans))
+    except PhaseplaneError as error:
+        _log.error("plans from before cannot be undone: %s", error)
 
 
 def _gateway(
-    config: Config, served: Served, tokenizer: TextTokenizer, plane: Plane, history: HistoryStore,
+    config: Config, loaded: Mapping[str, tuple[Served, TextTokenizer]], plane: Plane, history: HistoryStore,
     metrics: GatewayMetrics,
 ) -> Gateway:  # fmt: skip
     return Gateway(
-        config=config, model_name=served.name, served_name=config.served_name, tokenizer=tokenizer,
+        config=config, models=tuple(
+            ServedModel(served.name, name, tokenizer, config.served[name].name)
+            for name, (served, tokenizer) in loaded.items()
+        ),
         router=plane.router, control=plane.scheduler,
         archive=history, live=LiveFeed(plane.scheduler.state), series=SeriesBook(), metrics=metrics, now=_now,
         started_s=_now(),

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from controlplane.actors.metronome import Metronome
 from controlplane.actors.scheduler import TICK_S, Core, SchedulerActor
-from controlplane.core.events import Arrived, AutopilotState, ClassesState, Event, RequestSpec
+from controlplane.core.events import Arrived, AutopilotState, ClassesState, Event, PlansState, RequestSpec
 from controlplane.gateway.assembler import Assembler, Piece
 from controlplane.gateway.streams import SWEEP_EVERY_S, Client, TokenRouter
 from transfer.actors.supervision import RestartPolicy, Strategy, Supervisor
@@ -34,7 +34,7 @@ class Hooks:
 
     on_finished: Callable[[RequestRecord], None] = lambda record: None
     on_audit: Callable[[AuditRow], None] = lambda row: None
-    on_kept: Callable[[LookRow | AutopilotState | ClassesState], None] = lambda kept: None
+    on_kept: Callable[[LookRow | AutopilotState | ClassesState | PlansState], None] = lambda kept: None
     """What the autopilot has to remember."""
     on_gap: Callable[[float], None] = lambda seconds: None
     on_failure: Callable[[str, Exception], None] = lambda name, error: None

@@ -5,7 +5,8 @@ GET /v1/plans, GET /v1/plans/{id}, POST /v1/plans/{id}/apply and /undo (ApplyReq
 GET /v1/requests, GET /v1/requests/{id} (RequestRecord), GET /v1/audit (AuditRow), GET and PUT /v1/autopilot
 (AutopilotRequest -> AutopilotView), POST /v1/autopilot/pins (PinRequest), DELETE /v1/autopilot/pins/{subject}, GET
 /v1/autopilot/looks (LookRow), POST /v1/instances/{id}/cordon, /drain and /resume (ApplyRequest -> ActionView); those of
-screens.py and classes.py. Errors are {"error": {"message", "type", "param", "code"}} as in the OpenAI API.
+screens.py and classes.py. Beside a sentence of the fleet stands what it says as code and values (said.py). Errors are
+{"error": {"message", "type", "param", "code"}} as in the OpenAI API.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from transfer.said import Said
 from transfer.terms import Slo, Struct
 
 PlanStatus = Literal["planned", "applying", "done", "failed", "undone"]
@@ -140,6 +142,7 @@ class FleetState(Struct, frozen=True):
     autopilot: AutopilotMode = "off"
     advice: str = ""
     """What the autopilot would do or did at its last look, and why."""
+    advice_said: Said | None = None
     recent_attainment: float | None = None
     """Attainment over the window of `goodput`; None while nothing that counts ended in it."""
     goodput_10s: Goodput = Goodput(window_s=10.0)
@@ -181,6 +184,7 @@ class PlanStep(Struct, frozen=True):
     status: StepStatus = "pending"
     num_migrated: int = 0
     detail: str = ""
+    said: Said | None = None
 
 
 class Prediction(Struct, frozen=True):
@@ -193,6 +197,8 @@ class Prediction(Struct, frozen=True):
     ttft_p50_s: float | None = None
     tpot_p50_s: float | None = None
     basis: str = ""
+    said: Said | None = None
+    """The basis."""
     attainment: float | None = None
     """Share of the requests with objectives that are good."""
     goodput_per_gpu: float | None = None
@@ -211,6 +217,8 @@ class Plan(Struct, frozen=True):
     risks: tuple[str, ...] = ()
     failed: str | None = None
     undo_of: str | None = None
+    risks_said: tuple[Said, ...] = ()
+    failed_said: Said | None = None
 
 
 class ApplyRequest(Struct, frozen=True):
@@ -237,6 +245,8 @@ class AuditRow(Struct, frozen=True):
     action: str
     subject: str
     detail: str = ""
+    said: Said | None = None
+    """The detail."""
     predicted: Prediction | None = None
     measured: Prediction | None = None
 
@@ -257,6 +267,8 @@ class Evaluation(Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     duration_s: float | None = None
+    said: Said | None = None
+    """The line."""
 
 
 class LookRow(Struct, frozen=True):
@@ -326,6 +338,9 @@ class AutopilotView(Struct, frozen=True):
     evaluations: tuple[Evaluation, ...] = ()
     pins: tuple[PinView, ...] = ()
     score: ScoreView = ScoreView()
+    said: Said | None = None
+    """The line."""
+    rule_said: Said | None = None
 
 
 class AutopilotRequest(Struct, frozen=True):
@@ -360,6 +375,8 @@ class CandidateView(Struct, frozen=True):
     kv_source: str | None = None
     chosen: bool = False
     reason: str = ""
+    said: tuple[Said, ...] = ()
+    """The reason."""
     kv_way: KvWay = "compute"
     fetched_blocks: int = 0
     """To be fetched from kv_source, those on the instance already left out; fetch_s: predicted for them."""
@@ -394,7 +411,10 @@ class RequestRecord(Struct, frozen=True):
     kv_source: str | None = None
     num_resumes: int = 0
     num_migrations: int = 0
+    num_replaced: int = 0
     why: tuple[CandidateView, ...] = ()
     error: str | None = None
+    missed_by_s: dict[str, float] = {}
+    """Objectives that it missed (ttft, tpot, e2e), each with the seconds above it."""
     fetched_tokens: int = 0
     """Of cached_tokens: fetched from kv_source."""

@@ -1,4 +1,4 @@
-"""The command `phaseplane calibrate`: fits the latency model to the native engine on this machine."""
+"""The command `phaseplane calibrate`: fits the latency model to an engine on this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ui import up_options as options
 from ui.options import Command, Config
 from ui.programs import arguments, become
 
@@ -22,6 +23,9 @@ def calibrate(
     model: Annotated[
         str | None, typer.Option("--model", help="A pulled model's name, or a directory; by default smollm2-135m.")
     ] = None,
+    engine: Annotated[Literal["native", "vllm"] | None, typer.Option("--engine", help="Ours, or vLLM.")] = None,
+    vllm_python: options.VllmPython = None,
+    vllm_args: options.VllmArgs = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None, typer.Option("--dtype", help="As `up` is told.")
     ] = None,

@@ -1,6 +1,7 @@
 """The command `phaseplane`: reads options, calls the module that works, and turns every failure into a sentence.
 
-No decision is taken here. `up`, `pull`, `keys`, `kvpool`, `simulate`, `plan` and what is below `bench` start others.
+No decision is taken here. `up`, `node`, `pull`, `keys`, `kvpool`, `simulate`, `plan` and what is below `bench` start
+others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ui import (
     fleet_commands,
     hold_command,
     kvpool_command,
+    node_command,
     objectives_command,
     plan_command,
     simulate_command,
@@ -59,6 +61,7 @@ console_command.register(app)
 top_command.register(app)
 bench_command.register(app)
 kvpool_command.register(app)
+node_command.register(app)
 calibrate_command.register(app)
 simulate_command.register(app)
 plan_command.register(app)

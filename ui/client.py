@@ -27,6 +27,7 @@ from transfer.api import (
     RequestRecord,
 )
 from transfer.classes import ClassesRequest, ClassesView
+from transfer.said import Said
 from transfer.screens import KvDetail, SeriesView
 from ui.errors import ApiError, CliError, Unreachable
 from ui.sse import Event, read_events
@@ -256,7 +257,7 @@ class FleetClient:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise unreachable(self.url, error) from None
         if response.status >= 300:
-            raise ApiError(error_sentence(response.status, answer, self.url, path), response.status)
+            raise ApiError(error_sentence(response.status, answer, self.url, path), response.status, _said(answer))
         return answer
 
 
@@ -320,6 +321,22 @@ def error_message(answer: bytes) -> str | None:
     error = value.get("error") if isinstance(value, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) and message else None
+
+
+class _Error(msgspec.Struct, frozen=True):
+    said: Said | None = None
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+def _said(answer: bytes) -> Said | None:
+    """Of an error body; None where it has no code."""
+    try:
+        return msgspec.json.decode(answer, type=_Refusal).error.said
+    except msgspec.MsgspecError:
+        return None
 
 
 def _decode(answer: bytes, kind: type[T], url: str) -> T:

@@ -31,6 +31,9 @@ def console(
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8501,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option("--allowed-host", help="Another name that it answers to on loopback.")
+    ] = None,
     config: Config = None,
 ) -> None:
     """Show the fleet in a browser and act on it: live figures, rebalance, requests, KV, planner."""
@@ -38,5 +41,5 @@ def console(
         raise CliError(MISSING)
     from ui.console.server import Serving, serve
 
-    wanted = Serving(clean_url(url), api_key, host, port)
+    wanted = Serving(clean_url(url), api_key, host, port, tuple(allowed_host or ()))
     serve(wanted, lambda own: print(f"console at {own} for the fleet at {wanted.url}; Ctrl-C stops it", flush=True))

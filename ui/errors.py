@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfer.errors import PhaseplaneError
+from transfer.said import Said
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -25,10 +26,10 @@ class UsageFault(CliError):
 
 
 class ApiError(CliError):
-    """The fleet answered with an error; `status` is the HTTP status."""
+    """The fleet answered with an error; `status` is the HTTP status. said: what it says, for screens."""
 
-    def __init__(self, message: str, status: int) -> None:
-        self.status = status
+    def __init__(self, message: str, status: int, said: Said | None = None) -> None:
+        self.status, self.said = status, said
         super().__init__(message)
 
 

@@ -1,6 +1,6 @@
 """What a fleet's state and answers mean, for console and TUI: the verdict, troubles, shares, what may be done.
 
-Pure: no terminal, no page, no clock, no words.
+Pure: no terminal, no page, no clock.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from transfer.api import AutopilotView, FleetState, InstanceView, Plan
+from transfer.api import AutopilotView, CandidateView, FleetState, InstanceView, Plan, RequestRecord
 from transfer.screens import KvDetail, LinkView
 from transfer.terms import Role
-from ui import looks
+from ui import figures, looks
+from ui.errors import ApiError, CliError
+from ui.words import DEFAULT, Words
 
 VerdictKind = Literal["met", "missed", "idle", "degraded", "stale"]
 ENGINES = (Role.PREFILL.value, Role.DECODE.value, Role.MIXED.value)
@@ -85,6 +87,31 @@ def links(detail: KvDetail) -> tuple[list[str], list[str], dict[tuple[str, str],
     by_pair = {(link.prefill, link.decode): link for link in detail.links}
     rows, columns = ({pair[side]: None for pair in by_pair} for side in (0, 1))
     return [*rows], [*columns], by_pair
+
+
+def risk_texts(plan: Plan, say: Words) -> list[str]:
+    """Its risks, as sentences."""
+    said = plan.risks_said or (None,) * len(plan.risks)
+    return [say.sentence(one, risk) for one, risk in zip(said, plan.risks, strict=True)]
+
+
+def reason_text(one: CandidateView, say: Words) -> str:
+    """Why this placement won or lost."""
+    return say.say("core.join").join(say.sentence(part, str(part)) for part in one.said) or one.reason
+
+
+def refusal_text(error: CliError, say: Words) -> str:
+    """Why something was not done. What has no code, such as a fault of the network, is quoted as it is."""
+    if say.lang == DEFAULT:
+        return str(error)
+    said = error.said if isinstance(error, ApiError) else None
+    return say.say("action.refused", reason=say.sentence(said, str(error)))
+
+
+def miss_text(record: RequestRecord, say: Words) -> str:
+    """Which objectives it missed and by how much; empty when none, or when it came to no answer."""
+    over = [f"{name.upper()} +{figures.seconds(over_s)}" for name, over_s in record.missed_by_s.items()]
+    return say.say("request.missed_by", objectives=say.say("core.join").join(over)) if over else ""
 
 
 def last_done(plans: Iterable[Plan]) -> Plan | None:

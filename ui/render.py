@@ -177,6 +177,8 @@ def show_request(console: Console, record: RequestRecord) -> None:
     console.print(
         f"request {record.request_id} ({record.model}, class {record.traffic_class}): {record.outcome}, {good}"
     )
+    for name, over_s in record.missed_by_s.items():
+        console.print(f"missed {name.upper()} by {seconds(over_s)}")
     if record.error:
         console.print(f"error: {record.error}")
     console.print(

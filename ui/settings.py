@@ -18,7 +18,7 @@ from ui.errors import UsageFault
 PREFIX = "PHASEPLANE_"
 CLIENT_TABLE = "client"
 CLIENT_KEYS = ("url", "api_key")
-CONTROL_TABLES = ("server", "model", "limits", "history", "scheduler", "classes")
+CONTROL_TABLES = ("server", "model", "models", "limits", "history", "scheduler", "classes")
 """The control plane's; PHASEPLANE_<TABLE>_<KEY> are its variables."""
 CONTROL_VARIABLES = (
     "host", "port", "wire_host", "wire_port", "ready_file", "parent_pid", "model", "served_name", "engine", "state",
@@ -28,12 +28,13 @@ NODE_VARIABLES = (
     "control", "instances", "engine", "model", "dtype", "device", "hardware", "tp", "kv_gib", "num_blocks",
     "block_size", "token_budget", "max_running", "prefix_cache", "data_host", "data_advertise", "data_key_file",
     "curve_key_file", "control_public_key", "threads", "speed", "jitter", "seed", "mfu", "mbu", "alpha_s", "beta_s",
-    "grace_s", "parent_pid", "log_level", "ssd_dir", "ssd_gib", "kv_links", "kv_backend",
+    "grace_s", "parent_pid", "log_level", "ssd_dir", "ssd_gib", "kv_links", "kv_backend", "vllm_python", "vllm_args",
+    "vllm_socket", "max_model_len", "engine_url", "engine_served_name", "engine_key_file", "engine_insecure",
 )  # fmt: skip
 """Short names that the programs `up` starts read by themselves."""
 POOL_PREFIX = "kvpool_"
 """Variables of the KV pool program that `up` does not start."""
-SHARED_VARIABLES = ("home", "config", "url", "api_key")
+SHARED_VARIABLES = ("home", "config", "url", "api_key", "engine_key")
 KEYS_VARIABLE = f"{PREFIX}SERVER_API_KEYS"
 BORROWED = {
     "host": ("server", "host"),

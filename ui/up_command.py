@@ -40,6 +40,9 @@ def up(
     mixed: options.Mixed = 0,
     pool: options.Pool = 0,
     engine: options.Engine = "native",
+    join: options.Join = None,
+    vllm_python: options.VllmPython = None,
+    vllm_args: options.VllmArgs = None,
     model: options.Model = None,
     hardware: options.Hardware = "",
     host: options.Host = LOOPBACK,
@@ -68,15 +71,19 @@ def up(
         hardware=parse_hardware(hardware, engine), host=host, port=chosen, wire_port=free_port(LOOPBACK),
         state=place.expanduser().absolute(), config=config, dtype=dtype, speed=speed, kv_gib=kv_gib,
         ssd_dir=ssd_dir and ssd_dir.expanduser().absolute(), ssd_gib=ssd_gib, per_process=per_process,
+        joined=tuple(join or ()), vllm_python=vllm_python and vllm_python.expanduser().absolute(), vllm_args=vllm_args,
     )  # fmt: skip
     members(plan)
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)  # of an `up` that was killed and could not remove it
     if (fault := control_fault(control_argv(plan))) is not None:
         raise UsageFault(f"{fault.rstrip('.')}; nothing was started: mend {config or 'it'} and run it again")
-    if engine == "native":
+    if (vllm_python is None) == (engine == "vllm"):
+        raise UsageFault("--engine vllm and --vllm-python FILE go together: which environment has vllm")
+    if engine != "emulated":
         _have_model(plan.model)
         plan = replace(plan, dtype=plan.dtype or _stored_dtype(plan.model))
+    if engine == "native":
         _check_memory(plan)
     with own_state(plan.state):
         console = None if no_console else _console_port(console_port)

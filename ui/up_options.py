@@ -18,7 +18,15 @@ Prefill = Annotated[int, _option("--prefill", "Prefill instances.", min=0)]
 Decode = Annotated[int, _option("--decode", "Decode instances.", min=0)]
 Mixed = Annotated[int, _option("--mixed", "Instances that do both phases.", min=0)]
 Pool = Annotated[int, _option("--pool", "KV pool nodes.", min=0)]
-Engine = Annotated[Literal["native", "emulated"], _option("--engine", "Real weights, or timed emulation.")]
+Engine = Annotated[
+    Literal["native", "emulated", "vllm"], _option("--engine", "Real weights, ours or vLLM; or timed emulation.")
+]
+Join = Annotated[
+    list[str] | None,
+    _option("--join", "An OpenAI-compatible server as one more instance; repeatable.", metavar="URL[@CLASS]"),
+]
+VllmPython = Annotated[Path | None, _option("--vllm-python", "Interpreter of the environment that has vllm (vllm).")]
+VllmArgs = Annotated[str | None, _option("--vllm-args", "More arguments for `vllm serve` (vllm).")]
 Model = Annotated[
     str | None, _option("--model", "A name or a directory; by default smollm2-135m, emulated llama-3.1-8b.")
 ]

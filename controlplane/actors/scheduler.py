@@ -66,7 +66,7 @@ class SchedulerActor(Actor):
     def __init__(
         self, core: Core, router: TokenRouter, now: Callable[[], float], *,
         on_finished: Callable[[RequestRecord], None], on_audit: Callable[[AuditRow], None],
-        on_kept: Callable[[LookRow | ev.AutopilotState | ev.ClassesState], None],
+        on_kept: Callable[[LookRow | ev.AutopilotState | ev.ClassesState | ev.PlansState], None],
         journal: Callable[[float, Event], None] | None = None, check_hello: Callable[[Hello], str | None] | None = None,
     ) -> None:  # fmt: skip
         """check_hello: a sentence why this node may not join, or None. Connect `endpoint` before the first event."""
@@ -208,7 +208,7 @@ class SchedulerActor(Actor):
                 self._on_kept(msgspec.structs.replace(look, **times))
             case ev.AutopilotKept():
                 self._on_kept(msgspec.structs.replace(effect.state, at_s=time.time()))
-            case ev.ClassesKept():
+            case ev.ClassesKept() | ev.PlansKept():
                 self._on_kept(effect.state)
             case ev.PlanReady():
                 if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
@@ -218,7 +218,7 @@ class SchedulerActor(Actor):
                     answer.set_result(effect.view)
             case ev.PlanRefused():
                 if (answer := self._asks.get(effect.ask_id)) is not None and not answer.done():
-                    answer.set_exception(ApiError(effect.status, effect.message))
+                    answer.set_exception(ApiError(effect.status, effect.message, said=effect.said))
             case ev.Note():
                 _log.log(_LEVELS[effect.level], "%s", effect.text)
             case _:

@@ -36,6 +36,7 @@ from controlplane.core.tried import MIN_OUTCOME, Tried, counts_of
 from controlplane.text import shown
 from transfer.api import AuditRow, AutopilotMode, AutopilotSettings, AutopilotView, Evaluation, Prediction
 from transfer.errors import InvalidValue
+from transfer.said import Said, names, said_of, say
 
 MAX_EVALUATIONS = 256
 SHOWN_EVALUATIONS = 50
@@ -57,7 +58,7 @@ class _Look:
     at_s: float
     model: str
     code: str
-    line: str
+    said: Said
     advice: Advice | None = None
 
 
@@ -78,7 +79,7 @@ class Autopilot:
         self._wanted: dict[str, tuple[float, str]] = {}
         """Of each model, when a look was last sure of a move, and where it led."""
         self.counts = {"looks": 0, "moves": 0, "proposals": 0}
-        self.line = "off" if self.mode == "off" else "no look yet"
+        self.said = self._begin()
         self._diary.keep(self.mode, self._floor, self._max_moves)
 
     # --- what happens -----------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Autopilot:
             return
         self._looked_s = desk.now
         looks = [self._look(model, group) for model, group in sorted(desk.fleet.groups.items())]
-        for look in looks or [_Look(desk.now, "", "quiet", "hold: no engine serves a model")]:
+        for look in looks or [_hold(desk.now, "", "quiet", say("hold.no_engine"))]:
             self._note(look)
 
     def wanted(self, event: AutopilotWanted) -> None:
@@ -105,6 +106,7 @@ class Autopilot:
             return
         if event.change is not None:
             self._change(event)
+            self.tick()  # so that the answer says what it sees
         self._diary.keep(self.mode, self._floor, self._max_moves)
         self._desk.emit(AutopilotReady(ask_id=event.ask_id, view=self.view(self._desk.now)))
 
@@ -113,7 +115,7 @@ class Autopilot:
         state, config = event.state, self._desk.config
         if state.configured == (config.autopilot, config.autopilot_floor, config.autopilot_max_moves):
             self.mode, self._floor, self._max_moves = state.mode, state.floor, state.max_moves
-            self.line = "off" if self.mode == "off" else "no look yet"
+            self.said = self._begin()
         for pin in state.pins:
             left_s = None if pin.left_s is None else pin.left_s - event.age_s
             if left_s is None or left_s > 0:
@@ -128,10 +130,10 @@ class Autopilot:
         config = self._desk.config
         errors = [one.profile.error for one in self._desk.fleet.engines() if one.latency is not None]
         declared = max((error for error in errors if error is not None), default=DEFAULT_ERROR)
+        whole = rule(config.autopilot_every_s, config.autopilot_window_s, config.traffic_window_s,
+                     config.autopilot_rest_s)  # fmt: skip
         return AutopilotView(
-            mode=self.mode, rule=rule(config.autopilot_every_s, config.autopilot_window_s, config.traffic_window_s,
-                                      config.autopilot_rest_s),
-            line=self.line,
+            mode=self.mode, rule=str(whole), rule_said=whole, line=str(self.said), said=self.said,
             settings=AutopilotSettings(
                 every_s=config.autopilot_every_s, window_s=config.autopilot_window_s, rest_s=config.autopilot_rest_s,
                 floor=self._floor, max_moves=self._max_moves, pin_s=config.pin_s,
@@ -147,64 +149,70 @@ class Autopilot:
         desk = self._desk
         if silent := self._silent(group):
             late_s = SILENT_BEATS * desk.config.heartbeat_s
-            return _Look(desk.now, model, "blind", f"hold: blind, no word for {late_s:g} s from {_names(silent)}")
+            blind = say("hold.blind", seconds=f"{late_s:g}", ids=names(silent))
+            return _hold(desk.now, model, "blind", blind)
         if self._plans.applying is not None:
-            return _Look(desk.now, model, "busy", f"hold: plan {self._plans.applying.plan_id} is being applied")
+            return _hold(desk.now, model, "busy", say("hold.busy", plan=self._plans.applying.plan_id))
         since_s = since_of(self._plans.ended_s)
         if self._observer.calm(model, group, since_s):
-            return _Look(desk.now, model, "met", f"hold: {NOTHING_TO_GAIN}")
+            return _hold(desk.now, model, "met", NOTHING_TO_GAIN)
         evidence = self._observer.gather(model, group, since_s)
-        if not evidence.windows:
-            return _Look(desk.now, model, "quiet", f"hold: {evidence.lacks}")
+        if evidence.lacks is not None:
+            return _hold(desk.now, model, "quiet", evidence.lacks)
         counts = counts_of(list(evidence.roles.values()))
         self._tried.came_out(model, counts, evidence.work, evidence.good, evidence.counted)
-        ready = evidence.windows[0].instances
+        ready = [one for one in evidence.windows[0].instances if one.hello.shares_kv]
         free = [one for one in ready if self._pins.get(one.id, desk.now) is None]
-        found, pinned = self._advise(evidence, free), ""
+        found, pinned = self._advise(evidence, free), tuple[Said, ...]()
         if found.advice is None and len(free) < len(ready):
             found, pinned = self._unless_pinned(found, self._advise(evidence, ready))
         if found.advice is None:
             code = "met" if found.best is None else "unsure"
-            return _Look(desk.now, model, code, f"hold: {found.text}", found.best)
+            return _hold(desk.now, model, code, found.said, found.best)
         if self._observer.changing(model):
-            text = f"hold: the load is just changing; of what came before it would {found.advice}"
-            return _Look(desk.now, model, "unsure", text, found.advice)
+            changing = say("hold.changing", advice=found.advice.said)
+            return _hold(desk.now, model, "unsure", changing, found.advice)
         why = self._no_better(model, evidence, found.advice)
         why = why or self._observer.turns_back(model, group, evidence, found.advice)
         if why is not None:
-            return _Look(desk.now, model, "unsure", f"hold: {why}", found.advice)
+            return _hold(desk.now, model, "unsure", why, found.advice)
         if (pin := self._pins.get(SPLIT, desk.now)) is not None:
-            pinned = str(pin)
+            pinned = (pin.said,)
         seen_s, where = self._wanted.get(model, (-math.inf, ""))
         self._wanted[model] = (desk.now, found.advice.direction)
         if where != found.advice.direction or desk.now - seen_s > AGAIN * desk.config.autopilot_every_s:
-            return _Look(desk.now, model, "unsure", f"hold: if the next look agrees, {found.advice}", found.advice)
+            return _hold(desk.now, model, "unsure", say("hold.again", advice=found.advice.said), found.advice)
         return self._act(model, found.advice, pinned)
 
-    def _act(self, model: str, advice: Advice, pinned: str) -> _Look:
+    def _act(self, model: str, advice: Advice, pinned: tuple[Said, ...]) -> _Look:
         """The move is right: make it, unless it is not ours to make now."""
         desk = self._desk
+
+        def would(why: Said | tuple[Said, ...]) -> Said:
+            return say("hold.would", why=why, advice=advice.said)
+
         if pinned:
-            return _Look(desk.now, model, "pinned", f"hold: {pinned}; it would {advice}", advice)
+            return _hold(desk.now, model, "pinned", would(pinned), advice)
         if self.mode != "auto":
-            return _Look(desk.now, model, "advise", str(advice), advice)
+            return _Look(desk.now, model, "advise", advice.said, advice)
         ended_s = self._plans.ended_s
         if ended_s is not None and (left_s := ended_s + desk.config.autopilot_rest_s - desk.now) > 0:
-            return _Look(desk.now, model, "resting", f"hold: resting for {left_s:.0f} s; it would {advice}", advice)
+            resting = say("hold.resting", seconds=f"{left_s:.0f}")
+            return _hold(desk.now, model, "resting", would(resting), advice)
         try:
             plan = self._plans.own(advice.roles, advice.relative[0])
         except InvalidValue as error:
-            return _Look(desk.now, model, "refused", f"hold: {error}; it would {advice}", advice)
+            return _hold(desk.now, model, "refused", would(said_of(error)), advice)
         self.counts["moves"] += 1
-        return _Look(desk.now, model, "move", f"{advice} ({plan.plan_id})", advice)
+        return _Look(desk.now, model, "move", say("advice.moving", advice=advice.said, plan=plan.plan_id), advice)
 
-    def _unless_pinned(self, found: Found, anyhow: Found) -> tuple[Found, str]:
+    def _unless_pinned(self, found: Found, anyhow: Found) -> tuple[Found, tuple[Said, ...]]:
         """What would be done if no instance were pinned, and the pin that is in the way; else what was found."""
         if anyhow.advice is None:
-            return found, ""
+            return found, ()
         pins = [self._pins.get(one.id, self._desk.now) for one, _ in anyhow.advice.switches]
-        named = [str(pin) for pin in pins if pin is not None]
-        return (anyhow, ", ".join(named)) if named else (found, "")
+        named = tuple(pin.said for pin in pins if pin is not None)
+        return (anyhow, named) if named else (found, ())
 
     def _advise(self, evidence: Evidence, movable: Sequence[Instance]) -> Found:
         most = self._max_moves or -(-len(evidence.roles) // MAX_SHARE)
@@ -213,7 +221,7 @@ class Autopilot:
             horizon_s=self._desk.config.autopilot_window_s, trust=self._plans.scores.error,
         ))  # fmt: skip
 
-    def _no_better(self, model: str, evidence: Evidence, advice: Advice) -> str | None:
+    def _no_better(self, model: str, evidence: Evidence, advice: Advice) -> Said | None:
         """Why the move is not made again: the split that it leads to was tried under about this load."""
         roles = dict(evidence.roles) | {one.id: role for one, role in advice.switches}
         before = self._tried.attainment(model, counts_of(list(roles.values())), evidence.work)
@@ -222,10 +230,8 @@ class Autopilot:
         now = evidence.good / evidence.counted if evidence.counted >= MIN_OUTCOME else advice.before.attainment
         if before >= now + LEAST_BETTER:
             return None
-        return (
-            f"{advice.named} would bring {advice.promise} by the model, but under such load that split came to "
-            f"{before:.0%} and this one comes to {now:.0%}"
-        )
+        return say("hold.no_better", moves=advice.named, promise=advice.promise, before=f"{before:.0%}",
+                   now=f"{now:.0%}")  # fmt: skip
 
     def _silent(self, group: Group) -> list[str]:
         """The engines that are out of hearing, when they are too many to go on."""
@@ -239,9 +245,9 @@ class Autopilot:
     def _note(self, look: _Look) -> None:
         """Keep the line; tell the audit when what it would do, or what is in the way, has changed."""
         self._looks.append(look)
-        self._diary.looked(look.model, look.code, look.line)
+        self._diary.looked(look.model, look.code, str(look.said))
         self.counts["looks"] += 1
-        self.line = look.line
+        self.said = look.said
         quiet = look.code in HOLDS or (look.code == "blind" and self.mode != "auto")
         what = ("", "") if quiet else (look.code, look.advice.kinds if look.advice is not None else "")
         before = self._told.get(look.model, ("", ""))
@@ -253,29 +259,37 @@ class Autopilot:
         self._told[look.model] = what
         looks, self._since[look.model] = self._since[look.model], 0
         action = "hold" if quiet or look.code not in ("advise", "move") else look.code
-        self._audit(AUTOPILOT, action, look.model, f"{look.line} (after {looks} looks)", _predicted(look.advice))
+        said = say("autopilot.looks", line=look.said, num=looks)
+        self._audit(AUTOPILOT, action, look.model, said, _predicted(look.advice))
 
-    def _audit(self, actor: str, action: str, subject: str, detail: str, predicted: Prediction | None = None) -> None:
-        row = AuditRow(at_s=0.0, actor=actor, action=action, subject=subject, detail=detail, predicted=predicted)
-        self._desk.emit(Audit(row=row))
+    def _audit(self, actor: str, action: str, subject: str, said: Said, predicted: Prediction | None = None) -> None:
+        self._desk.emit(Audit(row=AuditRow(
+            at_s=0.0, actor=actor, action=action, subject=subject, detail=str(said), said=said, predicted=predicted,
+        )))  # fmt: skip
+
+    def _begin(self) -> Said:
+        """Before the first look under a mode."""
+        every = f"{self._desk.config.autopilot_every_s:g}"
+        return say("autopilot.off") if self.mode == "off" else say("autopilot.soon", every=every)
 
     # --- operators --------------------------------------------------------------------------------------------
 
     def _change(self, event: AutopilotWanted) -> None:
-        change, said = event.change, []
+        change, said = event.change, list[Said]()
         assert change is not None
         if change.mode is not None and change.mode != self.mode:
-            said.append(f"mode {self.mode} to {change.mode}")
+            said.append(say("autopilot.mode", before=self.mode, after=change.mode))
             self.mode, self._looked_s = change.mode, None
-            self.line = "off" if change.mode == "off" else "no look yet"
+            self.said = self._begin()
         if change.floor is not None and change.floor != self._floor:
-            said.append(f"floor {self._floor} to {change.floor}")
+            said.append(say("autopilot.floor", before=self._floor, after=change.floor))
             self._floor = change.floor
         if change.max_moves is not None and (most := change.max_moves or None) != self._max_moves:
-            said.append(f"most moves {self._max_moves or 'a third'} to {most or 'a third'}")
+            third = say("autopilot.third")
+            said.append(say("autopilot.most", before=self._max_moves or third, after=most or third))
             self._max_moves = most
         if said:
-            self._audit(change.actor, "autopilot", "autopilot", ", ".join(said))
+            self._audit(change.actor, "autopilot", "autopilot", say("autopilot.changed", changes=tuple(said)))
 
     def _pin(self, event: AutopilotWanted) -> tuple[int, str] | None:
         desk, pin = self._desk, event.pin
@@ -284,33 +298,34 @@ class Autopilot:
             return 404, f"there is no instance {shown(pin.subject)} to pin; name one of the fleet's, or {SPLIT!r}"
         if not self._pins.put(pin.subject, pin.actor, pin.ttl_s, pin.why, desk.now):
             return 409, "there are too many pins; release some first"
-        for_s = "until released" if pin.ttl_s is None else f"for {pin.ttl_s:g} s"
-        self._audit(pin.actor, "pin", pin.subject, f"{for_s}{': ' + pin.why if pin.why else ''}")
+        how_long = say("pin.until") if pin.ttl_s is None else say("pin.for", seconds=f"{pin.ttl_s:g}")
+        said = say("pin.reason", how_long=how_long, why=pin.why) if pin.why else how_long
+        self._audit(pin.actor, "pin", pin.subject, said)
         return None
 
     def _unpin(self, event: AutopilotWanted) -> tuple[int, str] | None:
         assert event.unpin is not None
         if not self._pins.release(event.unpin, self._desk.now):
             return 404, f"{shown(event.unpin)} is not pinned"
-        self._audit(event.actor, "unpin", event.unpin, "released")
+        self._audit(event.actor, "unpin", event.unpin, say("pin.released"))
         return None
 
 
-def rule(every_s: float, window_s: float, long_s: float, rest_s: float) -> str:
+def rule(every_s: float, window_s: float, long_s: float, rest_s: float) -> Said:
     """The whole controller, in one sentence."""
-    return (
-        f"every {every_s:g} s it asks which few role switches would win most goodput under the traffic of the last "
-        f"{SHORT * window_s:g}, {window_s:g} and {long_s:g} s, and makes them when twice in a row one of these windows "
-        "is surer of the gain than chance, the model's error, the switch itself and the return of the earlier load can "
-        f"cost and no shorter one speaks against it, after which it rests for {rest_s:g} s"
-    )
+    return say("autopilot.rule", every=f"{every_s:g}", short=f"{SHORT * window_s:g}", middle=f"{window_s:g}",
+               long=f"{long_s:g}", rest=f"{rest_s:g}")  # fmt: skip
+
+
+def _hold(at_s: float, model: str, code: str, why: Said, advice: Advice | None = None) -> _Look:
+    return _Look(at_s, model, code, say("hold.why", why=why), advice)
 
 
 def _evaluation(look: _Look, now: float) -> Evaluation:
     advice = look.advice
     gain, low, high = advice.relative if advice is not None else (None, None, None)
     return Evaluation(
-        ago_s=max(0.0, now - look.at_s), model=look.model, code=look.code, line=look.line,
+        ago_s=max(0.0, now - look.at_s), model=look.model, code=look.code, line=str(look.said), said=look.said,
         moves=advice.roles if advice is not None else {}, gain=gain, low=low, high=high,
         duration_s=advice.duration_s if advice is not None else None,
     )  # fmt: skip
@@ -320,16 +335,13 @@ def _predicted(advice: Advice | None) -> Prediction | None:
     if advice is None:
         return None
     rate, before = advice.after.rate_per_s, advice.before.attainment
+    window = say("basis.window", seconds=f"{advice.window_s:.0f}")
     return Prediction(
         duration_s=advice.duration_s, goodput_per_s=advice.after.goodput_per_s,
         goodput_low=rate * max(0.0, before + advice.low), goodput_high=rate * min(1.0, before + advice.high),
         ttft_p50_s=advice.after.ttft_p50_s, tpot_p50_s=advice.after.tpot_p50_s, attainment=advice.after.attainment,
-        basis=f"the last {advice.window_s:.0f} s",
+        basis=str(window), said=window,
     )  # fmt: skip
-
-
-def _names(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
 
 
 __all__ = ["Autopilot", "rule"]

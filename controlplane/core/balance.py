@@ -25,7 +25,8 @@ class Balance:
         paces = [slo.tpot_s for slo in desk.config.classes.values() if slo is not None]
         for name in sorted(desk.fleet.groups):
             seen = Overview(
-                group=desk.fleet.groups[name], tpot_s=min(paces, default=None), now=desk.now, memory=desk.memory,
+                group=desk.fleet.groups[name], tpot_s=min(paces, default=None), now=desk.now,
+                memory=desk.memory(name),
                 running=partial(running_on, desk),
             )  # fmt: skip
             for move in wanted(seen):

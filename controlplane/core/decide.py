@@ -12,7 +12,7 @@ from controlplane.core.placement import Block, Blocked, Wanted
 from controlplane.core.policies.protocol import Answer, Situation
 from controlplane.core.policies.registry import POLICIES
 
-__all__ = ["Block", "Blocked", "decide", "migration_target", "unserved"]
+__all__ = ["Block", "Blocked", "decide", "has_other_place", "migration_target", "unserved"]
 
 
 def decide(at: Situation) -> Answer:
@@ -25,8 +25,8 @@ def migration_target(config: CoreConfig, group: Group, wanted: Wanted, source: I
     """Who can take over a running request: the quickest decode instance with room, else a mixed one."""
     estimator = Estimator(config, group, wanted, {})
     for instances in (group.decodes, group.mixed):
-        usable = [one for one in instances
-                  if one is not source and one.id not in wanted.unfit and estimator.has_room(one)]  # fmt: skip
+        usable = [one for one in instances if one is not source and one.hello.shares_kv
+                  and one.id not in wanted.unfit and estimator.has_room(one)]  # fmt: skip
         best = nsmallest(
             1,
             usable,
@@ -41,6 +41,13 @@ def migration_target(config: CoreConfig, group: Group, wanted: Wanted, source: I
         if best:
             return best[0]
     return None
+
+
+def has_other_place(config: CoreConfig, group: Group, wanted: Wanted, source: Instance) -> bool:
+    """Whether a request that runs on `source` would find room elsewhere if it were placed anew."""
+    estimator = Estimator(config, group, wanted, {})
+    return any(one is not source and one.id not in wanted.unfit and estimator.has_room(one)
+               for one in (*group.decodes, *group.mixed))  # fmt: skip
 
 
 def unserved(config: CoreConfig, model: str, group: Group | None) -> Blocked | None:

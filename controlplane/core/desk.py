@@ -42,8 +42,7 @@ class Desk:
         self.line = WaitingLine()
         self.goodput = GoodputCore(config.classes)
         self.traffic = Traffic(config.traffic_window_s)
-        self.memory = Memory()
-        """What the placement policy remembers."""
+        self._memories: dict[str, Memory] = {}
         self.counters: dict[str, int] = {}
         self.held: dict[InstanceId, RequestId] = {}
         """Instances set aside for one request each (suspects.py)."""
@@ -77,6 +76,12 @@ class Desk:
 
     def count(self, name: str, by: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + by
+
+    def memory(self, model: str) -> Memory:
+        """What the placement policy remembers of a model's requests: models share no instance."""
+        if model not in self._memories:
+            self._memories[model] = Memory()
+        return self._memories[model]
 
     def next_pick(self) -> int:
         """Numbers every choice of an instance: ties go to whoever was picked longest ago."""

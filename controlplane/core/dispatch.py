@@ -66,7 +66,7 @@ class Dispatch:
         desk.count("arrived")
         group = desk.fleet.groups.get(spec.model)
         line = desk.line.of(spec.model)
-        share = desk.memory.computed_share(desk.now)
+        share = desk.memory(spec.model).computed_share(desk.now)
         on_decode = POLICIES[config.policy].on_decode and config.colocate != "never"
         hold_s = desk.goodput.usual_hold_s
         wait_s = predicted_wait_s(group, line, hold_s, desk.now, share, on_decode) if line else 0.0
@@ -102,7 +102,7 @@ class Dispatch:
         return (
             free is not None
             and self._desk.now < self._again_s.get(model, 0.0)
-            and not free(group, self._desk.now, self._desk.memory)
+            and not free(group, self._desk.now, self._desk.memory(model))
         )
 
     def _awake(self, line: list[Request]) -> list[Request]:
@@ -127,7 +127,7 @@ class Dispatch:
         order = POLICIES[self._desk.config.policy].order
         line = self._awake(line)
         if order is not None and len(line) > 1:
-            line = order(line, self._desk.now, self._desk.memory)
+            line = order(line, self._desk.now, self._desk.memory(line[0].spec.model))
         for request in line:
             if not self._awake([request]):  # what it awaits was given to one before it
                 continue
@@ -195,7 +195,8 @@ class Dispatch:
         desk = self._desk
         matches = desk.directory.match(self._hashes(request, group))
         return Situation(
-            config, part, wanted, matches, Estimator(config, part, wanted, matches, desk.now), desk.now, desk.memory,
+            config, part, wanted, matches, Estimator(config, part, wanted, matches, desk.now), desk.now,
+            desk.memory(request.spec.model),
             desk.random, partial(running_on, desk),
         )  # fmt: skip
 

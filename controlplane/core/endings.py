@@ -7,11 +7,11 @@ from typing import Literal
 from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.events import Ended, Fail, Finished
-from controlplane.core.goodput import counts_for_attainment, is_good
+from controlplane.core.goodput import counts_for_attainment, is_good, missed_by_s
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.placement import Candidate
-from controlplane.core.policies.memory import MAX_STOLEN
+from controlplane.core.policies.memory import MAX_STOLEN, Memory
 from transfer.api import Outcome, RequestRecord
 from transfer.terms import RequestId
 
@@ -66,10 +66,12 @@ class Endings:
         desk.count("cached_tokens", cached)
         desk.count("output_tokens", record.output_tokens)
         if record.outcome == "ok":
-            desk.memory.finished(record.output_tokens)
+            memory = desk.memory(record.model)
+            memory.finished(record.output_tokens)
             placed, slo = request.chosen, request.slo
-            if placed is not None and slo is not None and record.tpot_s is not None and not request.num_migrations:
-                desk.memory.paced(_expected_s(placed, desk), record.tpot_s, slo.tpot_s, desk.now)
+            stayed = not request.num_migrations and not request.num_replaced
+            if placed is not None and slo is not None and record.tpot_s is not None and stayed:
+                memory.paced(_expected_s(placed, memory, desk), record.tpot_s, slo.tpot_s, desk.now)
         counts = request.slo is not None and counts_for_attainment(record, request.slo)
         desk.traffic.ended(
             record.request_id, record.model, ok=record.outcome == "ok", output_tokens=record.output_tokens,
@@ -110,22 +112,22 @@ class Endings:
             arrived_at=spec.arrived_at, outcome=event.outcome, finish_reason=event.finish_reason,
             prompt_tokens=request.num_prompt, output_tokens=event.output_tokens, cached_tokens=cached,
             ttft_s=event.ttft_s, tpot_s=event.tpot_s, e2e_s=event.e2e_s, max_itl_s=event.max_itl_s,
-            good=is_good(event, request.slo),
+            good=is_good(event, request.slo), missed_by_s=missed_by_s(event, request.slo),
             stages_s={} if event.ttft_s is None else request.stages.summing_to(event.ttft_s, self._desk.now),
             prefill=request.prefill, decode=request.decode, num_resumes=request.num_resumes,
             kv_source=chosen.pool.id if chosen is not None and chosen.pool is not None else None,
             num_migrations=request.num_migrations, why=request.why, error=None if event.outcome == "ok" else error,
-            fetched_tokens=min(request.fetched_tokens, cached),
+            fetched_tokens=min(request.fetched_tokens, cached), num_replaced=request.num_replaced,
         )  # fmt: skip
 
 
-def _expected_s(chosen: Candidate, desk: Desk) -> float:
+def _expected_s(chosen: Candidate, memory: Memory, desk: Desk) -> float:
     """The pace predicted for it when it was placed and what is predicted there now, halved: the batch has grown or
     shrunk meanwhile, which is no error of a prediction."""
     one = chosen.decode
     if one.latency is None:
         return chosen.tpot_s
-    stolen = min(MAX_STOLEN, desk.memory.stolen_share(one.id, desk.now))
+    stolen = min(MAX_STOLEN, memory.stolen_share(one.id, desk.now))
     return 0.5 * (chosen.tpot_s + one.step_hint_s() / (1.0 - stolen))
 
 

@@ -63,7 +63,8 @@ class Estimator:
         self._steps: dict[InstanceId, float] = {}
         self._token_bytes: dict[int, float] = {}
         self._block_size = group.layout.block_size
-        self._max_match = max(0, wanted.num_tokens - 1) // self._block_size
+        self._max_match = most = max(0, wanted.num_tokens - 1) // self._block_size
+        self._held = {name: min(match.lead, most) * self._block_size for name, match in matches.items()}
 
     # --- who may be asked at all ----------------------------------------------------------------------------
 
@@ -91,12 +92,13 @@ class Estimator:
     def prefills(self, every: bool = False) -> list[PrefillOption]:
         """The best few prefill instances that take work now (or of every one), each with its best KV source."""
         tokens = self._wanted.num_tokens - 1
-        usable = [one for one in self.open_prefills() if every or self.takes_work(one)]
-        ready = [
-            (self.queue_s(one) + self.compute_s(one, tokens - held, held), -held, one.picked, one.id, one)
-            for one in usable for held in (self.held(one),)
-        ]  # fmt: skip
-        return [self.option(row[-1]) for row in self._few(ready)]
+        rows = []
+        for one in self.open_prefills():
+            if every or self.takes_work(one):
+                held = self._held.get(one.id, 0)
+                queue_s, compute_s = self.queue_s(one), self.compute_s(one, tokens - held, held)
+                rows.append((queue_s + compute_s, one.picked, one.id, -held, one, queue_s, compute_s))
+        return [self._option(one, tokens, queue_s, compute_s) for *_, one, queue_s, compute_s in self._few(rows)]
 
     def decodes(self, instances: Sequence[Instance] | None = None) -> list[Instance]:
         """The best few decode instances, or of those given, with room."""
@@ -166,22 +168,19 @@ class Estimator:
         last_layer = transfer_s / num_layers(prefill, self._group.layout)
         return last_layer + max(0.0, transfer_s - last_layer - prefill_s)
 
-    def _few(self, rows: list[tuple[float, int, int, InstanceId, Instance]]) -> list[tuple[Any, ...]]:
-        """The first few of (score, -tokens held, picked, id, instance), and those that hold most of the others."""
+    def _few(self, rows: list[Any]) -> list[Any]:
+        """The first few of (score, picked, id, -tokens held, ...), and those that hold most of the others."""
         count = self._config.num_considered
-        if len(rows) <= count:
-            return sorted(rows, key=_score)
-        best = nsmallest(count, rows, key=_score)
-        if not self._matches:
-            return best
-        ids = {row[3] for row in best}
-        holding = [row for row in rows if row[1] < 0 and row[3] not in ids]
-        return best + nsmallest(count, holding, key=_holding)
+        rows.sort()
+        best = rows[:count]
+        if len(rows) > count and self._held:
+            best += sorted([row for row in rows[count:] if row[3] < 0], key=_most_held)[:count]
+        return best
 
     def _best_decodes(self, instances: Sequence[Instance]) -> list[Instance]:
         keep = self._wanted.keep_blocks
         rows = [
-            (one.step_hint_s() + (1e6 if one.room < keep else 0.0), -self.held(one), one.picked, one.id, one)
+            (one.step_hint_s() + (1e6 if one.room < keep else 0.0), one.picked, one.id, -self.held(one), one)
             for one in self.open_decodes(instances)
         ]
         return [row[-1] for row in self._few(rows)]
@@ -200,17 +199,23 @@ class Estimator:
     def option(self, one: Instance, *, alone: bool = False) -> PrefillOption:
         """Compute what is missing, fetch it, or fetch the front while the rest is computed: whatever is done first.
         alone: it decodes the request as well, and so computes the last token, too."""
-        tokens, size, layout = self._wanted.num_tokens - (not alone), self._block_size, self._group.layout
-        cached = self.held(one)
-        best_s, best = self.compute_s(one, tokens - cached, cached), None
+        tokens, cached = self._wanted.num_tokens - (not alone), self.held(one)
+        return self._option(one, tokens, self.queue_s(one), self.compute_s(one, tokens - cached, cached), alone)
+
+    def _option(
+        self, one: Instance, tokens: int, queue_s: float, compute_s: float, alone: bool = False
+    ) -> PrefillOption:
+        """queue_s, compute_s: what is known of it without a pool."""
+        cached, best_s, best = self.held(one), compute_s, None
+        size, layout = self._block_size, self._group.layout
         overlap: Overlap | None = None
-        for pool, match in self._sources:
+        for pool, match in self._sources if one.hello.shares_kv else ():
             most = min(match.blocks, self._max_match)
             if most * size <= cached:
                 continue
             overlap = overlap or Overlap(
                 partial(self.compute_s, one), tokens, size, one.hello.token_budget, num_layers(one, layout),
-                self._config.fetch_latency_s, self.queue_s(one), beside=not (alone and one.rows),
+                self._config.fetch_latency_s, queue_s, beside=not (alone and one.rows),
             )  # fmt: skip
             path = Path(
                 self._config, pool, match, cached // size, size, kv_token_bytes(one, layout), self._link(pool, one)
@@ -218,12 +223,10 @@ class Estimator:
             total_s, fetch = best_fetch(path, overlap, most)
             if total_s < best_s:
                 best_s, best = total_s, fetch
-        held = cached if best is None else best.blocks * size
-        compute_s = self.compute_s(one, tokens - held, held)  # waiting for KV keeps nobody else from computing
-        return PrefillOption(
-            instance=one, fetch=best, cached_tokens=held, queue_s=self.queue_s(one), prefill_s=best_s,
-            compute_tokens=tokens - held, compute_s=compute_s,
-        )  # fmt: skip
+        if best is not None:
+            cached = best.blocks * size
+            compute_s = self.compute_s(one, tokens - cached, cached)  # waiting for KV keeps nobody from computing
+        return PrefillOption(one, best, cached, queue_s, best_s, tokens - cached, compute_s)
 
     def compute_s(self, one: Instance, num_new: int, num_cached: int) -> float:
         """Predicted prefill on this instance; instances of equal profile share the figure."""
@@ -247,8 +250,7 @@ class Estimator:
         return step_s + (self.queue_s(decode) + own_s) / max(1.0, self._wanted.usual_output)
 
     def held(self, one: Instance) -> int:
-        match = self._matches.get(one.id)
-        return min(match.lead, self._max_match) * self._block_size if match is not None else 0
+        return self._held.get(one.id, 0)
 
     def _link(self, one: Instance, other: Instance) -> float:
         efficiency = one.latency.link_efficiency if one.latency else 0.8
@@ -279,9 +281,6 @@ def num_layers(one: Instance, layout: KvLayout) -> int:
     return max(layout.num_layers, one.latency.shape.num_layers if one.latency is not None else 0)
 
 
-def _score(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (row[0], row[2], row[3])
-
-
-def _holding(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (row[1], row[0], row[2], row[3])
+def _most_held(row: tuple[Any, ...]) -> int:
+    held: int = row[3]
+    return held

@@ -26,6 +26,7 @@ from transfer.api import (
     RequestRecord,
 )
 from transfer.classes import ClassesRequest, ClassesView
+from transfer.said import Said
 from transfer.terms import InstanceId, RequestId, SamplingParams, Slo, Struct
 from transfer.wire.messages import (
     CacheEvents,
@@ -205,6 +206,18 @@ class ClassesRestored(Event, frozen=True):
     state: ClassesState
 
 
+class PlansState(Struct, frozen=True):
+    """Plans that have ended, the oldest first."""
+
+    plans: tuple[Plan, ...]
+
+
+class PlansRestored(Event, frozen=True):
+    """As ClassesRestored."""
+
+    state: PlansState
+
+
 class Tick(Event, frozen=True):
     """Every 0.1 s: deadlines, retries of waiting requests, plan progress."""
 
@@ -268,6 +281,12 @@ class ClassesKept(Effect, frozen=True):
     state: ClassesState
 
 
+class PlansKept(Effect, frozen=True):
+    """As AutopilotKept."""
+
+    state: PlansState
+
+
 class Looked(Effect, frozen=True):
     """To be kept, in place of an earlier row of this look_id. Its times count from now."""
 
@@ -300,6 +319,7 @@ class PlanRefused(Effect, frozen=True):
     ask_id: str
     status: int
     message: str
+    said: Said | None = None
 
 
 class Note(Effect, frozen=True):
@@ -314,5 +334,5 @@ __all__ = [
     "AutopilotWanted", "CandidateView", "ClassesKept", "ClassesReady", "ClassesRestored", "ClassesState",
     "ClassesWanted", "Effect", "Ended", "Event", "Expect", "Fail", "Finished", "FirstToken", "FromNode",
     "HoldReady", "HoldWanted", "Looked", "NeedTokens", "NodeLost", "NodeMessage", "Note", "PlanReady",
-    "PlanRefused", "PlanWanted", "RequestSpec", "Resume", "Send", "Tick",
+    "PlanRefused", "PlanWanted", "PlansKept", "PlansRestored", "PlansState", "RequestSpec", "Resume", "Send", "Tick",
 ]  # fmt: skip

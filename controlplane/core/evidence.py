@@ -15,6 +15,7 @@ from controlplane.core.forecast import Predictor, pace_of
 from controlplane.core.moves import LEAST_STEP, Advice, turns_back
 from controlplane.core.traffic import Load, Pace
 from controlplane.core.tried import Work
+from transfer.said import Said, say
 from transfer.terms import InstanceId, Role
 
 NO_WORK = Work(0.0, 0.0)
@@ -35,7 +36,7 @@ class Evidence:
 
     roles: Mapping[InstanceId, Role]
     windows: list[Predictor]
-    lacks: str = ""
+    lacks: Said | None = None
     work: Work = NO_WORK
     """The load of the shortest window."""
     good: int = 0
@@ -74,11 +75,11 @@ class Observer:
         spans_s = sorted({SHORT * config.autopilot_window_s, config.autopilot_window_s, config.traffic_window_s})
         num, span_s = desk.traffic.count(desk.now, model, spans_s[-1])
         if not ready or num < config.min_traffic:
-            why = f"{num} requests in the last {span_s:.0f} s, {config.min_traffic} are needed"
-            return Evidence(roles, [], f"{why}; the split stays as it is")
+            few = say("hold.few", num=num, seconds=f"{span_s:.0f}", needed=config.min_traffic)
+            return Evidence(roles, [], few)
         lately, short_s = desk.traffic.count(desk.now, model, spans_s[0])
         if not lately and num / span_s * short_s >= config.min_traffic:
-            return Evidence(roles, [], f"no request in the last {short_s:.0f} s; the split stays as it is")
+            return Evidence(roles, [], say("hold.silence", seconds=f"{short_s:.0f}"))
         windows: list[Predictor] = []
         pace = pace_of(group)
         self._outcomes.clear()
@@ -115,7 +116,7 @@ class Observer:
         """Whether the shortest window is of two loads."""
         return self._desk.traffic.changing(self._desk.now, model, SHORT * self._desk.config.autopilot_window_s)
 
-    def turns_back(self, model: str, group: Group, evidence: Evidence, advice: Advice) -> str | None:
+    def turns_back(self, model: str, group: Group, evidence: Evidence, advice: Advice) -> Said | None:
         """Why the move would not pay if the load turns back after as long as it did before; None when it would."""
         desk, config = self._desk, self._desk.config
         slot_s, ready = SLOT * config.autopilot_window_s, evidence.windows[0].instances

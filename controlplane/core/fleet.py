@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controlplane.core.instance import Instance, InstanceState
+from controlplane.core.kinship import difference, stranger
 from controlplane.core.vetting import implausible
 from controlplane.text import natural
 from transfer.terms import InstanceId, KvLayout, ModelIdentity, Role, kv_fingerprint
@@ -21,10 +22,14 @@ RAMP_STEPS = 6
 
 @dataclass
 class Group:
-    """Everything that serves one model name. Lists hold ready instances, in order of id."""
+    """Everything that serves one model name. Lists hold ready instances, in order of id.
+
+    model, layout: of those that share KV, where there are any. shares: whether there are.
+    """
 
     model: ModelIdentity
     layout: KvLayout
+    shares: bool = True
     members: list[Instance] = field(default_factory=list)
     """All engines of the model that are not lost, whatever their state."""
     prefills: list[Instance] = field(default_factory=list)
@@ -74,17 +79,12 @@ class Fleet:
             return f"{hello.instance_id} has role {hello.role.value} but names no model, KV layout or latency profile"
         if hello.num_blocks < 1:
             return f"{hello.instance_id} has {hello.num_blocks} KV blocks; give it memory for at least one"
+        if not hello.shares_kv and hello.role is not Role.MIXED:
+            return (f"{hello.instance_id} has role {hello.role.value} and an engine that keeps its KV to itself; "
+                    "it can only serve whole requests, so start it as mixed")  # fmt: skip
         group = self.groups.get(hello.model.name)
         others = [one for one in group.members if one.id != hello.instance_id] if group else []
-        if group is None or not others:
-            return None
-        if difference := _difference(hello.model, group.model):
-            return (f"{hello.instance_id} serves another {hello.model.name}: its {difference} differs from the "
-                    f"fleet's; load the same model everywhere, or serve it under another name")  # fmt: skip
-        if difference := _difference(hello.layout, group.layout):
-            return (f"{hello.instance_id} keeps KV of {hello.model.name} in another layout: {difference} differs from "
-                    f"the fleet's; start it with the same KV settings")  # fmt: skip
-        return None
+        return stranger(hello, hello.model, hello.layout, [one.hello for one in others])
 
     def superseded(self, hello: Hello) -> bool:
         """Whether this is the word of a life that a later one has replaced. Once that is lost the earlier may return:
@@ -94,13 +94,11 @@ class Fleet:
     def _pool_refusal(self, hello: Hello) -> str | None:
         if hello.num_blocks < 1:
             return f"{hello.instance_id} has {hello.num_blocks} KV blocks; give the pool memory for at least one"
-        if hello.layout is None or not self.groups:
+        groups = [group for group in self.groups.values() if group.shares]
+        if hello.layout is None or not groups or any(group.layout == hello.layout for group in groups):
             return None
-        if any(group.layout == hello.layout for group in self.groups.values()):
-            return None
-        group = next(iter(self.groups.values()))
         return (f"{hello.instance_id} pools KV in a layout that no model of the fleet has: "
-                f"{_difference(hello.layout, group.layout)} differs from {group.model.name}'s")  # fmt: skip
+                f"{difference(hello.layout, groups[0].layout)} differs from {groups[0].model.name}'s")  # fmt: skip
 
     # --- membership -----------------------------------------------------------------------------------------
 
@@ -173,21 +171,23 @@ class Fleet:
         alive = [one for one in ordered if one.state is not InstanceState.LOST]
         for one in alive:
             one.taste = profiles.setdefault(one.latency, len(profiles))
-            model, layout = one.hello.model, one.hello.layout
+            model, layout, shares = one.hello.model, one.hello.layout, one.hello.shares_kv
             if one.role is Role.KV_POOL or model is None or layout is None:
                 continue
-            old = self.groups.get(model.name)
-            same = old is not None and old.model == model and old.layout == layout
-            group = groups.setdefault(
-                model.name, Group(model, layout, roots=old.roots if old is not None and same else {})
-            )
+            group = groups.setdefault(model.name, Group(model, layout, shares))
+            if shares and not group.shares:
+                group.model, group.layout, group.shares = model, layout, True
             group.members.append(one)
             if one.ready:
                 {Role.PREFILL: group.prefills, Role.DECODE: group.decodes, Role.MIXED: group.mixed}[one.role].append(
                     one
                 )
-        for group in groups.values():
-            group.pools = {one.id: one for one in alive if one.ready and _pools_for(one, group.layout)}
+        for name, group in groups.items():
+            old = self.groups.get(name)
+            if old is not None and old.model == group.model and old.layout == group.layout:
+                group.roots = old.roots
+            if group.shares:
+                group.pools = {one.id: one for one in alive if one.ready and _pools_for(one, group.layout)}
         self.groups = groups
 
     # --- views ----------------------------------------------------------------------------------------------
@@ -238,8 +238,3 @@ def _ramped(age_s: float, ramp_s: float) -> float:
 
 def _pools_for(one: Instance, layout: KvLayout) -> bool:
     return one.role is Role.KV_POOL and one.hello.layout in (None, layout)
-
-
-def _difference(mine: ModelIdentity | KvLayout, other: ModelIdentity | KvLayout) -> str:
-    """Names of the fields that differ; empty when equal."""
-    return ", ".join(name for name in mine.__struct_fields__ if getattr(mine, name) != getattr(other, name))

@@ -21,6 +21,7 @@ from controlplane.core.kinds import ROLES, Bin, Kind, bins_of, cv2, group_alike,
 from controlplane.core.queues import Pace, Queue, Server, capacity, keeps_pace, pace
 from controlplane.core.traffic import Arrival, Load, Traffic
 from transfer.api import Prediction
+from transfer.said import Said, say
 from transfer.terms import InstanceId, Role, Slo
 
 Z80 = 1.2816
@@ -301,16 +302,15 @@ def predict(
 ) -> Prediction:  # fmt: skip
     """Goodput of a model's group after its instances take `roles`, from the recorded traffic."""
     if group is None:
-        return Prediction(basis="no engine serves a model")
+        return unknown(say("basis.no_engine"))
     load = traffic.load(now, group.model.name, pace=pace_of(group))
     if load.num < config.min_traffic or not load.shapes:
-        lacks = f"{config.min_traffic} are needed"
-        return Prediction(basis=f"no prediction: {load.num} requests arrived in the last {load.span_s:.0f} s, {lacks}")
+        return unknown(say("basis.few", num=load.num, seconds=f"{load.span_s:.0f}", needed=config.min_traffic))
     predictor = Predictor(group.members, load, config.classes, config)
     split = predictor.split(roles)
     found = predictor.forecast(split)
     if found is None:
-        return Prediction(basis="no prediction: a phase has no instance")
+        return unknown(say("basis.no_phase"))
     return prediction(predictor, split, found, config, trust)
 
 
@@ -325,6 +325,9 @@ def prediction(
     gpus = sum(one.num_gpus for one in predictor.instances)
     dollars_per_s = sum(one.hello.hardware.price_per_hour for one in predictor.instances) / 3600
     provenance = sorted({_provenance(one, load.shapes) for one in predictor.instances})
+    basis = say("basis.arrivals", num=load.num, seconds=f"{load.span_s:.0f}", prefill=f"{found.prefill_use:.0%}",
+                decode=f"{found.decode_use:.0%}", error=f"{noise.model:.0%}",
+                provenance=tuple(say(f"provenance.{one or 'unknown'}") for one in provenance))  # fmt: skip
     return Prediction(
         goodput_per_s=goodput,
         goodput_low=max(0.0, goodput - math.hypot(chance, low * load.rate_per_s)),
@@ -332,9 +335,13 @@ def prediction(
         ttft_p50_s=found.ttft_p50_s, tpot_p50_s=found.tpot_p50_s, attainment=found.attainment,
         goodput_per_gpu=goodput / gpus if gpus else None,
         goodput_per_dollar=goodput / dollars_per_s if dollars_per_s > 0 else None,
-        basis=f"{load.num} arrivals in {load.span_s:.0f} s; prefill use {found.prefill_use:.0%}, decode use "
-              f"{found.decode_use:.0%}; latency {', '.join(provenance)}, error {noise.model:.0%}",
+        basis=str(basis), said=basis,
     )  # fmt: skip
+
+
+def unknown(why: Said) -> Prediction:
+    """None, and why."""
+    return Prediction(basis=str(why), said=why)
 
 
 def _provenance(one: Instance, shapes: Sequence[Arrival]) -> str:

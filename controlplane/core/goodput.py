@@ -298,6 +298,16 @@ def is_good(record: RequestRecord | Ended, slo: Slo | None) -> bool | None:
     )
 
 
+def missed_by_s(record: RequestRecord | Ended, slo: Slo | None) -> dict[str, float]:
+    """Objectives that were missed, each with the seconds above it; what was not measured is left out."""
+    if slo is None:
+        return {}
+    tpot_s = record.tpot_s if record.output_tokens > 1 else None
+    measured = (("ttft", record.ttft_s, slo.ttft_s), ("tpot", tpot_s, slo.tpot_s), ("e2e", record.e2e_s, slo.e2e_s))
+    return {name: value - limit for name, value, limit in measured
+            if value is not None and limit is not None and value > limit}  # fmt: skip
+
+
 def counts_for_attainment(record: RequestRecord, slo: Slo) -> bool:
     """Everything but a client's cancel; that counts only when TTFT was missed already."""
     if record.outcome != "cancelled":

@@ -121,7 +121,9 @@ class Handoff:
         if request.cached_tokens is None:
             found = message.cached_tokens + message.fetched_tokens
             request.cached_tokens = min(found, request.num_prompt - 1)  # of a resumed one it may be output, too
-        if leg.kind is LegKind.PREFILL and (request.first_token_s is None or request.num_resumes == 0):
+        if leg.kind is LegKind.PREFILL and (
+            request.first_token_s is None or request.num_resumes + request.num_replaced == 0
+        ):
             self._clock_prefill(request, message, started)
 
     def prefill_failed(self, sender: InstanceId, message: PrefillFailed) -> None:

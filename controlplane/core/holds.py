@@ -17,6 +17,7 @@ from controlplane.core.plans import Plans
 from controlplane.core.view import instance_view
 from controlplane.text import shown
 from transfer.api import ActionView, AuditRow, HoldAction
+from transfer.said import Said, say
 from transfer.terms import InstanceId, Role
 
 MAX_HELD = 4096
@@ -41,7 +42,7 @@ class Holds:
         """Answered with HoldReady or PlanRefused."""
         instance, apply = self._desk.fleet.instances.get(event.instance_id), event.apply
         if instance is None:
-            self._refuse(event, 404, f"there is no instance {shown(event.instance_id)}; GET /v1/fleet lists them")
+            self._refuse(event, 404, say("refused.no_instance", id=shown(event.instance_id)))
             return
         click = (apply.idempotency_key, event.instance_id, event.action)
         known = bool(apply.idempotency_key) and click in self._keys
@@ -76,25 +77,25 @@ class Holds:
             return held is None
         return held in (action, "drain")
 
-    def _why_not(self, instance: Instance, event: HoldWanted) -> str | None:
+    def _why_not(self, instance: Instance, event: HoldWanted) -> Said | None:
         plan, version = self._plans.applying, self._desk.fleet.version
         if plan is not None and any(step.instance_id == instance.id for step in plan.steps):
-            return f"{instance.id} is being moved by plan {plan.plan_id}; wait until it has ended"
+            return say("refused.being_moved", id=instance.id, plan=plan.plan_id)
         if event.apply.base_version != version:
-            return f"the fleet changed: it is at version {version} and you saw {event.apply.base_version}; look again"
+            return say("refused.changed", version=version, seen=event.apply.base_version)
         if event.action == "resume":
             return None
         if instance.state not in (InstanceState.READY, InstanceState.CORDONED):
-            return f"{instance.id} is {instance.state.value}; try again when it is ready"
+            return say("refused.not_now", id=instance.id, state=say(f"states.{instance.state.value}"))
         if len(self._held) >= MAX_HELD and self._forgotten() is None:
-            return f"{MAX_HELD} instances are set aside already; resume some first"
+            return say("refused.too_many", num=MAX_HELD)
         return self._last_of(instance)
 
     def _forgotten(self) -> InstanceId | None:
         """One that was set aside and has long gone: where ids do not come again, nobody resumes it."""
         return next((name for name in self._held if name not in self._desk.fleet.instances), None)
 
-    def _last_of(self, instance: Instance) -> str | None:
+    def _last_of(self, instance: Instance) -> Said | None:
         """Whether its model could not be served without it and those that a plan takes away, in a sentence."""
         model = instance.hello.model
         group = self._desk.fleet.groups.get(model.name) if model is not None else None
@@ -104,8 +105,7 @@ class Holds:
         left = [one for one in ready if one is not instance and self._plans.step_of(one) is None]
         for role in (Role.PREFILL, Role.DECODE):
             if instance.role in (role, Role.MIXED) and not any(one.role in (role, Role.MIXED) for one in left):
-                return (f"{instance.id} is the last ready {role.value} instance of {group.model.name}, and its "
-                        "requests need one; add or resume another first")  # fmt: skip
+                return say("refused.last", id=instance.id, role=role.value, model=group.model.name)
         return None
 
     # --- doing ----------------------------------------------------------------------------------------------
@@ -145,11 +145,12 @@ class Holds:
         self._desk.emit(HoldReady(ask_id=event.ask_id, view=view))
 
     def _audit(self, event: HoldWanted, instance: Instance) -> None:
-        detail = f"{instance.role.value}, now {instance.state.value}"
+        said = say("held", role=instance.role.value, state=say(f"states.{instance.state.value}"))
         row = AuditRow(
-            at_s=event.at_s, actor=event.apply.actor, action=event.action, subject=instance.id, detail=detail
-        )
+            at_s=event.at_s, actor=event.apply.actor, action=event.action, subject=instance.id, detail=str(said),
+            said=said,
+        )  # fmt: skip
         self._desk.emit(Audit(row=row))
 
-    def _refuse(self, event: HoldWanted, status: int, message: str) -> None:
-        self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, message=message))
+    def _refuse(self, event: HoldWanted, status: int, why: Said) -> None:
+        self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, message=str(why), said=why))

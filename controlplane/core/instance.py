@@ -243,7 +243,10 @@ class Instance:
             self.tpot_us += sign * charge.tpot_us
             self._count_pace(charge.tpot_us, sign * charge.rows)
         self.hint_s = self.token_hint_s = None
-        if min(self.prefill_tokens, self.prefill_us, self.rows, self.context_tokens, self.blocks, self.tpot_us) < 0:
+        if (
+            self.prefill_tokens < 0 or self.prefill_us < 0 or self.rows < 0 or self.context_tokens < 0
+            or self.blocks < 0 or self.tpot_us < 0
+        ):  # fmt: skip
             raise IllegalTransition(f"instance {self.id}", f"charged {self.charges}", f"giving back {charge}")
 
     @property

@@ -118,6 +118,8 @@ class Request:
     """Engine failures, by their number, that it may have been the cause of (suspects.py)."""
     num_resumes: int = 0
     num_migrations: int = 0
+    num_replaced: int = 0
+    """Times it was placed anew because its instance was emptied and cannot move what runs."""
     num_failed_moves: int = 0
     move: Move | None = None
     first_token_s: float | None = None

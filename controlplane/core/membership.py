@@ -141,7 +141,7 @@ class Membership:
         self._shared_s = desk.now
         self._ramps = any(pool.weight < 1.0 for pools in maps.values() for pool in pools.pools)
         for instance in desk.fleet.alive():
-            if instance.role is Role.KV_POOL or instance.hello.model is None:
+            if instance.role is Role.KV_POOL or instance.hello.model is None or not instance.hello.shares_kv:
                 continue
             pools = maps[instance.hello.model.name]
             if self._maps.get(instance.id) != pools:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controlplane.core.decide import migration_target
+from controlplane.core.decide import has_other_place, migration_target
 from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
 from controlplane.core.endings import find
@@ -36,6 +36,8 @@ class Migrations:
         group = desk.fleet.groups.get(request.spec.model)
         if group is None or request.state is not RequestState.DECODING or is_suspect(desk, request):
             return False
+        if not source.hello.moves or (to is not None and not to.hello.shares_kv):
+            return False
         wanted = self._dispatch.wanted(request, group)
         held = desk.ledger.find(request.request_id, request.generation, LegKind.DECODE)
         if held is not None:
@@ -58,8 +60,11 @@ class Migrations:
 
     def empty(self, source: Instance) -> None:
         """Move its running requests elsewhere, a few at a time; call again until it is empty. What cannot move finishes
-        where it is."""
+        where it is; where the engine moves nothing, they are placed anew and go on from what was delivered."""
         desk, config = self._desk, self._desk.config
+        if not source.hello.moves:
+            self._place_anew(source)
+            return
         running = [
             request
             for leg in desk.ledger.legs_at(source.id)
@@ -75,6 +80,24 @@ class Migrations:
             if not self.start(request, source):
                 return
             moving += 1
+
+    def _place_anew(self, source: Instance) -> None:
+        """As `empty`; those under way are the ones that the source has been told to drop and still holds."""
+        desk, group = self._desk, self._desk.fleet.groups.get(source.hello.model.name if source.hello.model else "")
+        legs = [leg for leg in desk.ledger.legs_at(source.id) if leg.kind is LegKind.DECODE]
+        free = desk.config.max_migrations - sum(leg.closing for leg in legs)
+        for leg in legs:
+            request = desk.requests.get(leg.request_id)
+            if free <= 0 or group is None or request is None or leg.closing or request.generation != leg.generation:
+                continue
+            if request.state is not RequestState.DECODING or is_suspect(desk, request):
+                continue
+            wanted = self._dispatch.wanted(request, group)
+            if not has_other_place(desk.config, open_to_others(desk, group), wanted, source):
+                return
+            self._recovery.move_on(request, f"{source.id} is being emptied and cannot move it")
+            self._on_moved(source.id)
+            free -= 1
 
     def reserved(self, request: Request, have_tokens: int) -> None:
         """The target holds blocks: tell the source to move, and the router to take the target's tokens."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from controlplane.core.forecast import Z80, Forecast, Predictor, Split, Trust, off, spread, trusted
 from controlplane.core.instance import Instance
 from controlplane.core.kinds import ROLES
+from transfer.said import Said, say
 from transfer.terms import InstanceId, Role
 
 MIN_GAIN = 0.05
@@ -23,7 +24,7 @@ LEAST_STEP = 0.005
 """Gain of one more switch in a move."""
 SPARE_USE = 0.9
 """The phase that gives an instance away stays below this, or no worse off than the one that gets it was before."""
-NOTHING_TO_GAIN = "nothing to gain: the objectives are met as far as this traffic allows"
+NOTHING_TO_GAIN = say("hold.met")
 
 Switch = tuple[Instance, Role]
 
@@ -73,7 +74,11 @@ class Advice:
         return self.gain / now, self.low / now, self.high / now
 
     def __str__(self) -> str:
-        return f"move {self.named}: {self.promise}, about {self.duration_s:.0f} s"
+        return str(self.said)
+
+    @property
+    def said(self) -> Said:
+        return say("advice.move", moves=self.named, promise=self.promise, seconds=f"{self.duration_s:.0f}")
 
     @property
     def named(self) -> str:
@@ -92,23 +97,23 @@ class Advice:
         return ", ".join(sorted({f"{_LETTER[one.role]}->{_LETTER[role]}" for one, role in self.switches}))
 
     @property
-    def promise(self) -> str:
+    def promise(self) -> Said:
         gain, low, high = (round(100 * value) for value in self.relative)
-        return f"{gain:+d} %, 80 % interval {low} to {high}"
+        return say("advice.promise", gain=f"{gain:+d}", low=low, high=high)
 
 
 class Found(NamedTuple):
-    """advice None: hold, and why in `text`. best: what was found though not surely enough, with its reason."""
+    """advice None: hold, and why in `said`. best: what was found though not surely enough, with its reason."""
 
     advice: Advice | None
-    text: str
+    said: Said
     best: Advice | None = None
 
 
 def advise(windows: Sequence[Predictor], roles: Mapping[InstanceId, Role], rules: Rules) -> Found:
     """The move that one window makes sure of and no shorter one speaks against; windows from short to long."""
     shorter: list[Predictor] = []
-    text, best = NOTHING_TO_GAIN, None
+    said, best = NOTHING_TO_GAIN, None
     for window in windows:
         split = window.split(roles)
         before = window.forecast(split)
@@ -116,23 +121,23 @@ def advise(windows: Sequence[Predictor], roles: Mapping[InstanceId, Role], rules
             found = search(window, roles, rules)
             if found is None:
                 if best is None:
-                    text = f"no other split does better: {_uses(before)}"
+                    said = say("hold.no_other", prefill=f"{before.prefill_use:.0%}", decode=f"{before.decode_use:.0%}")
             elif not found.confident:
                 if best is None or found.gain > best.gain:
-                    text, best = f"no confident move: {found.named} would bring {found.promise}", found
+                    said, best = say("hold.unsure", moves=found.named, promise=found.promise), found
                     if found.sure > 0:
-                        text += f", less than its {found.duration_s:.0f} s of draining and switching cost"
+                        said = say("hold.unsure_cost", **said.values, seconds=f"{found.duration_s:.0f}")
             elif any(_gain(one, roles, found) < 2 * LEAST_STEP for one in shorter):
-                text, best = f"no confident move: {found.named} was right, the last seconds do not need it", found
+                said, best = say("hold.over", moves=found.named), found
             else:
-                return Found(found, str(found), found)
+                return Found(found, found.said, found)
         shorter.append(window)
-    return Found(None, text, best)
+    return Found(None, said, best)
 
 
 def turns_back(
     slots: Sequence[Predictor | None], roles: Mapping[InstanceId, Role], advice: Advice, slot_s: float, seen_s: float
-) -> str | None:
+) -> Said | None:
     """Whether a load that asks for this move has come and gone in these slots (from old to new) so soon that following
     it costs more good requests than it brings: why, in a sentence; None when it pays.
 
@@ -153,10 +158,7 @@ def turns_back(
     loses = (seen_s + advice.duration_s) * sum(against) / len(against)
     if wins > loses:
         return None
-    return (
-        f"{advice.named} would bring {advice.promise}, but such load lasted {usual_s:.0f} s before, "
-        "and when it turns back more would be lost"
-    )
+    return say("hold.turns_back", moves=advice.named, promise=advice.promise, seconds=f"{usual_s:.0f}")
 
 
 def search(predictor: Predictor, roles: Mapping[InstanceId, Role], rules: Rules) -> Advice | None:
@@ -283,10 +285,6 @@ def _moved(split: Split, kind: int, source: Role, target: Role | None) -> Split:
 
 def _load(one: Instance) -> tuple[int, float, str]:
     return (one.rows, one.queue_s(), one.id)
-
-
-def _uses(found: Forecast) -> str:
-    return f"prefill use {found.prefill_use:.0%}, decode use {found.decode_use:.0%}"
 
 
 _LETTER = {Role.PREFILL: "P", Role.DECODE: "D", Role.MIXED: "M", Role.KV_POOL: "K"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transfer.api import PinView
+from transfer.said import Said, say
 
 SPLIT = "split"
 """The subject that stands for the roles of all instances."""
@@ -21,9 +22,11 @@ class Pin:
     until_s: float | None
     why: str
 
-    def __str__(self) -> str:
-        what = "the split is" if self.subject == SPLIT else f"{self.subject} is"
-        return f"{what} pinned by {self.who}" + (f" ({self.why})" if self.why else "")
+    @property
+    def said(self) -> Said:
+        one = self.subject != SPLIT
+        pin = say("pin.one", id=self.subject, who=self.who) if one else say("pin.split", who=self.who)
+        return say("pin.because", pin=pin, why=self.why) if self.why else pin
 
 
 class Pins:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from controlplane.core.fetching import Fetch
 from controlplane.core.instance import Charge, Instance
 from transfer.api import CandidateView, KvWay
+from transfer.said import Said
 from transfer.terms import InstanceId, Slo
 
 CERTAINTY = {"extrapolated": 0, "preset": 1, "measured": 2, "fitted": 3}
@@ -88,7 +89,7 @@ class Candidate:
     charge_decode: Charge
     error_s: float = 0.0
     """Of ttft_s: its error bar, where the policy has one."""
-    reason: str = ""
+    reason: tuple[Said, ...] = ()
 
     @property
     def remote(self) -> bool:
@@ -118,7 +119,8 @@ class Candidate:
             prefill=self.prefill.id if self.prefill else None, decode=self.decode.id, ttft_s=self.ttft_s,
             tpot_s=self.tpot_s, cached_tokens=self.cached_tokens, queue_s=self.queue_s, prefill_s=self.prefill_s,
             transfer_s=self.transfer_s, kv_source=self.pool.id if self.pool else None, chosen=chosen,
-            reason=self.reason, kv_way=self.way, fetched_blocks=self.fetch.new_blocks if self.fetch else 0,
+            reason=", ".join(str(one) for one in self.reason), said=self.reason, kv_way=self.way,
+            fetched_blocks=self.fetch.new_blocks if self.fetch else 0,
             fetch_s=self.fetch.fetch_s if self.fetch else 0.0, provenance=self._provenance(), error=self._error(),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.membership import Membership
 from controlplane.core.migration import Migrations
 from controlplane.core.steps import StepRun, StepState
+from transfer.said import Said, counted, say
 from transfer.wire.messages import Heartbeat, RoleOrder, RoleReport
 
 UNANSWERED_BEATS = 5
@@ -30,7 +31,7 @@ class StepRunner:
         """Do what can be done now. The step ends in done, failed or rolled_back."""
         instance = self._desk.fleet.live(step.instance_id)
         if instance is None:
-            self.fail(plan_id, step, f"{step.instance_id} was lost while the step was {step.machine.state.value}")
+            self.fail(plan_id, step, say("step.lost", id=step.instance_id, state=step.machine.state.value))
             return
         match step.machine.state:
             case StepState.PENDING:
@@ -40,7 +41,7 @@ class StepRunner:
             case StepState.SWITCHING | StepState.VERIFYING:
                 timeout_s = self._desk.config.switch_timeout_s
                 if self._desk.now - step.since_s > timeout_s:
-                    self.fail(plan_id, step, f"{instance.id} did not show its new role within {timeout_s:g} s")
+                    self.fail(plan_id, step, say("step.not_shown", id=instance.id, seconds=f"{timeout_s:g}"))
 
     def report(self, plan_id: str, step: StepRun, instance: Instance, report: RoleReport) -> None:
         """The node's own word on its role. A refusal is asked again a few times: work may just have been leaving."""
@@ -49,24 +50,27 @@ class StepRunner:
             return
         if report.ok and report.role is step.to_role:
             step.fire("reported", desk.now)
-            step.detail = f"{instance.id} says it serves {report.role.value}"
+            step.said = say("step.serves", id=instance.id, role=report.role.value)
         elif step.num_orders < desk.config.max_role_orders and report.role is step.from_role:
-            step.detail = f"{instance.id} refused: {report.detail or 'no reason given'}"
+            silent = say("step.refused_silent", id=instance.id)
+            step.said = say("step.refused", id=instance.id, reason=report.detail) if report.detail else silent
         else:
-            told = report.detail or f"it says it serves {report.role.value}"
-            self.fail(plan_id, step, f"{instance.id} did not become {step.to_role.value}: {told}")
+            what = {"id": instance.id, "role": step.to_role.value}
+            serves = say("step.not_became_serves", **what, other=report.role.value)
+            told = say("step.not_became", **what, reason=report.detail) if report.detail else serves
+            self.fail(plan_id, step, told)
 
     def beat(self, plan_id: str, step: StepRun, instance: Instance, beat: Heartbeat) -> None:
         """Verification: the heartbeat after the report must show the instance ready, in the new role if it says one."""
         desk, state = self._desk, step.machine.state
         if state is StepState.SWITCHING:
             # Refused: asked again with the next beat. No answer at all: the order is idempotent on the node.
-            patience_s = desk.config.heartbeat_s * (1 if step.detail else UNANSWERED_BEATS)
+            patience_s = desk.config.heartbeat_s * (1 if step.said is not None else UNANSWERED_BEATS)
             if desk.now - step.ordered_s >= patience_s and step.num_orders < desk.config.max_role_orders:
                 self._order(plan_id, step, instance)
         elif state is StepState.VERIFYING and beat.state == "ready":
             if beat.role not in (None, step.to_role):
-                self.fail(plan_id, step, f"{instance.id} still serves {beat.role} after it reported the switch")
+                self.fail(plan_id, step, say("step.still_serves", id=instance.id, role=beat.role))
                 return
             desk.fleet.take_role(instance, step.to_role)
             desk.fleet.move(instance, "switched")
@@ -74,15 +78,15 @@ class StepRunner:
             step.fire("verified", desk.now)
             if step.num_orders == 1:
                 self.switch_s += LEARNING * (desk.now - step.ordered_s - self.switch_s)
-            step.detail = f"verified on {instance.id}"
+            step.said = say("step.verified", id=instance.id)
             desk.stirred = True
 
-    def fail(self, plan_id: str, step: StepRun, sentence: str) -> None:
+    def fail(self, plan_id: str, step: StepRun, why: Said) -> None:
         """Give the step up and restore the instance, so that it serves in the role it really has."""
         desk, state = self._desk, step.machine.state
         instance = desk.fleet.live(step.instance_id)
         step.fire("fail", desk.now)
-        step.detail = sentence
+        step.said = why
         if instance is None:
             return
         if instance.state is InstanceState.DRAINING:
@@ -97,8 +101,10 @@ class StepRunner:
 
     def _begin(self, plan_id: str, step: StepRun, instance: Instance) -> None:
         if instance.state is not InstanceState.READY or instance.role is not step.from_role:
-            self.fail(plan_id, step, f"{instance.id} is {instance.state.value} as {instance.role.value}, "
-                                     f"not ready as {step.from_role.value}")  # fmt: skip
+            self.fail(plan_id, step, say(
+                "step.not_ready", id=instance.id, state=say(f"states.{instance.state.value}"),
+                role=instance.role.value, wanted=step.from_role.value,
+            ))  # fmt: skip
             return
         self._desk.fleet.move(instance, "drain")
         step.fire("drain", self._desk.now)
@@ -111,15 +117,14 @@ class StepRunner:
         if not legs:
             desk.fleet.move(instance, "switch")
             step.fire("switch", desk.now)
-            step.detail = ""
+            step.said = None
             self._order(plan_id, step, instance)
             return
         if desk.now - step.since_s > config.drain_timeout_s:
-            self.fail(
-                plan_id, step, f"{instance.id} still holds {len(legs)} requests after {config.drain_timeout_s:g} s"
-            )
+            held_s = f"{config.drain_timeout_s:g}"
+            self.fail(plan_id, step, say("step.still_holds", id=instance.id, num=len(legs), seconds=held_s))
             return
-        step.detail = f"{len(legs)} requests left"
+        step.said = counted("step.left", len(legs))
         self._migrations.empty(instance)
 
     def _order(self, plan_id: str, step: StepRun, instance: Instance) -> None:

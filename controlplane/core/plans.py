@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+
+import msgspec
 
 from controlplane.core.desk import Desk
 from controlplane.core.estimate import kv_token_bytes
-from controlplane.core.events import ApplyWanted, Audit, PlanReady, PlanRefused, PlanWanted
+from controlplane.core.events import (
+    ApplyWanted,
+    Audit,
+    PlanReady,
+    PlanRefused,
+    PlansKept,
+    PlansRestored,
+    PlanWanted,
+)
 from controlplane.core.fleet import xpyd
 from controlplane.core.forecast import Predictor, pace_of, predict
 from controlplane.core.goodput import Probe
 from controlplane.core.instance import Instance
 from controlplane.core.pins import SPLIT, Pins
+from controlplane.core.planbook import PlanRun, kept, new_step, outcome, restored
 from controlplane.core.planrun import StepRunner
 from controlplane.core.rebalance import plan_steps, risks
 from controlplane.core.score import Applied, Outcome, Scores
-from controlplane.core.steps import StepRun, StepState, new_step
+from controlplane.core.steps import StepRun, StepState
 from controlplane.text import shown
-from transfer.api import AuditRow, Plan, PlanRequest, PlanStatus, PlanStep, Prediction, ScoredMove
+from transfer.api import AuditRow, Plan, PlanRequest, PlanStep, Prediction, ScoredMove
 from transfer.errors import InvalidValue
+from transfer.said import Said, counted, said_of, say
 from transfer.terms import InstanceId, Role
 from transfer.wire.messages import Heartbeat, RoleReport
 
@@ -26,37 +38,6 @@ MOVE_S = 0.02
 """What a migration takes besides moving its bytes."""
 AUTOPILOT = "autopilot"
 """The actor of plans that nobody asked for."""
-
-
-@dataclass
-class PlanRun:
-    """One plan and how far it is. status moves planned -> applying -> done or failed; done -> undone."""
-
-    plan_id: str
-    base_version: int
-    before: str
-    after: str
-    steps: list[StepRun]
-    predicted: Prediction
-    risks: tuple[str, ...]
-    undo_of: str | None = None
-    status: PlanStatus = "planned"
-    measured: Prediction | None = None
-    failed: str | None = None
-    keys: list[str] = field(default_factory=list)
-    actor: str = ""
-    applied_s: float = 0.0
-    at_s: float = 0.0
-    probe: Probe | None = None
-    model: str = ""
-    gain: float | None = None
-
-    def view(self) -> Plan:
-        return Plan(
-            plan_id=self.plan_id, status=self.status, base_version=self.base_version, before=self.before,
-            after=self.after, steps=tuple(step.view() for step in self.steps), predicted=self.predicted,
-            measured=self.measured, risks=self.risks, failed=self.failed, undo_of=self.undo_of,
-        )  # fmt: skip
 
 
 class Plans:
@@ -69,6 +50,8 @@ class Plans:
         self._num_plans = 0
         self.applying: PlanRun | None = None
         self._measuring: PlanRun | None = None
+        self._since: Probe | None = None
+        """What finished since the last plan was done, until that is scored."""
         self.ended_s: float | None = None
         """When the last plan was over."""
 
@@ -77,7 +60,7 @@ class Plans:
         try:
             plan = self._make(event.request)
         except InvalidValue as error:
-            self._refuse(event.ask_id, 400, str(error))
+            self._refuse(event.ask_id, 400, said_of(error))
             return
         self._desk.emit(PlanReady(ask_id=event.ask_id, plan=plan.view()))
 
@@ -85,7 +68,7 @@ class Plans:
         """Start a plan, or the inverse of one; refused when the fleet changed since the caller looked."""
         plan, asked, version = self._plans.get(event.plan_id), event.apply, self._desk.fleet.version
         if plan is None:
-            self._refuse(event.ask_id, 404, f"there is no plan {shown(event.plan_id)}; plans are kept for a while only")
+            self._refuse(event.ask_id, 404, say("refused.no_plan", plan=shown(event.plan_id)))
             return
         if event.undo and (undone := self._undone_by(plan, asked.idempotency_key)):
             plan = undone
@@ -97,13 +80,17 @@ class Plans:
             self._desk.emit(PlanReady(ask_id=event.ask_id, plan=plan.view()))
             return
         if plan.status != "planned":
-            self._refuse(event.ask_id, 409, f"plan {plan.plan_id} is {plan.status} already")
+            self._refuse(event.ask_id, 409, say("refused.status", plan=plan.plan_id, status=plan.status))
         elif self.applying is not None:
-            self._refuse(event.ask_id, 409, f"plan {self.applying.plan_id} is being applied; wait until it has ended")
+            self._refuse(event.ask_id, 409, say("refused.busy", plan=self.applying.plan_id))
         elif asked.base_version != version or plan.base_version != version:
             self._refuse_stale(event, plan.base_version)
         else:
             self._start(plan, event)
+
+    def restored(self, event: PlansRestored) -> None:
+        """Know the plans of an earlier life, so that they can be looked at and undone."""
+        self._plans = {plan.plan_id: restored(plan) for plan in event.state.plans} | self._plans
 
     def own(self, moves: dict[str, str], gain: float) -> Plan:
         """Make and start a plan of the autopilot's. gain: predicted, as a share of goodput. Raises InvalidValue when
@@ -123,7 +110,7 @@ class Plans:
                 break
             before = step.machine.state
             if before in (StepState.FAILED, StepState.ROLLED_BACK):
-                self._failed(plan, step.detail)
+                self._failed(plan, step.said or say("basis.failed"))
                 break
             self._runner.advance(plan.plan_id, step)
             if step.machine.state is before:
@@ -208,21 +195,30 @@ class Plans:
     def _inverse(self, event: ApplyWanted, plan: PlanRun) -> PlanRun | None:
         done = [step for step in plan.steps if step.machine.state is StepState.DONE]
         if plan.status not in ("done", "failed") or not done:
-            why = "there is nothing to undo" if plan.status != "applying" else "wait until it has ended"
-            self._refuse(event.ask_id, 409, f"plan {plan.plan_id} is {plan.status}: {why}")
+            busy, status = say("refused.busy", plan=plan.plan_id), plan.status
+            nothing = say("refused.nothing_done", plan=plan.plan_id, status=status)
+            self._refuse(event.ask_id, 409, busy if status == "applying" else nothing)
             return None
         if self.applying is not None:
-            self._refuse(event.ask_id, 409, f"plan {self.applying.plan_id} is being applied; wait until it has ended")
+            self._refuse(event.ask_id, 409, say("refused.busy", plan=self.applying.plan_id))
             return None
         if event.apply.base_version != self._desk.fleet.version:
             self._refuse_stale(event, self._desk.fleet.version)
             return None
         moves = {step.instance_id: step.from_role.value for step in done}
         try:
+            self._check_unchanged(done)
             return self._make(PlanRequest(moves=moves), undo_of=plan.plan_id)
         except InvalidValue as error:
-            self._refuse(event.ask_id, 409, f"plan {plan.plan_id} cannot be undone: {error}")
+            self._refuse(event.ask_id, 409, say("refused.not_undone", plan=plan.plan_id, why=said_of(error)))
             return None
+
+    def _check_unchanged(self, done: Sequence[StepRun]) -> None:
+        """Raises InvalidValue where an instance has another role than the plan left it with."""
+        for step in done:
+            one = self._desk.fleet.live(step.instance_id)
+            if one is not None and one.role is not step.to_role:
+                raise InvalidValue(say("refused.moved_since", id=one.id, role=step.to_role.value))
 
     # --- applying -------------------------------------------------------------------------------------------
 
@@ -243,19 +239,22 @@ class Plans:
         plan.status, plan.actor, plan.at_s, plan.applied_s = "applying", actor, at_s, desk.now
         self.applying = plan
         desk.fleet.version += 1
-        self._audit(plan, "undo" if plan.undo_of else "apply", f"{plan.before} to {plan.after}")
+        self._audit(plan, "undo" if plan.undo_of else "apply", plan.change)
         self.advance()
 
     def _done(self, plan: PlanRun) -> None:
         desk = self._desk
         plan.status, self.applying = "done", None
-        plan.measured = Prediction(duration_s=desk.now - plan.applied_s, basis="goodput is being measured")
+        plan.measured = _waiting(desk.now - plan.applied_s, say("basis.measuring"))
         if plan.undo_of is not None and (undone := self._plans.get(plan.undo_of)) is not None:
             undone.status = "undone"
         desk.fleet.version += 1
         desk.note("info", f"plan {plan.plan_id} is done: {plan.before} to {plan.after}")
-        plan.probe = desk.goodput.probe(desk.now)
+        if self._since is not None:
+            desk.goodput.end_probe(self._since)
+        plan.probe, self._since = desk.goodput.probe(desk.now), desk.goodput.probe(desk.now)
         self._measuring, self.ended_s = plan, desk.now
+        self._keep()
         if plan.steps and plan.predicted.attainment is not None:
             change = f"{plan.before} to {plan.after}"
             self._scored(self.scores.applied(
@@ -263,13 +262,14 @@ class Plans:
                 self._outcome,
             ))  # fmt: skip
 
-    def _failed(self, plan: PlanRun, sentence: str) -> None:
+    def _failed(self, plan: PlanRun, why: Said) -> None:
         desk = self._desk
-        plan.status, plan.failed, self.applying, self.ended_s = "failed", sentence, None, desk.now
-        plan.measured = Prediction(duration_s=desk.now - plan.applied_s, basis="the plan failed")
+        plan.status, plan.failed, self.applying, self.ended_s = "failed", why, None, desk.now
+        plan.measured = _waiting(desk.now - plan.applied_s, say("basis.failed"))
         desk.fleet.version += 1
-        desk.note("error", f"plan {plan.plan_id} failed: {sentence}")
-        self._audit(plan, "failed", sentence)
+        desk.note("error", f"plan {plan.plan_id} failed: {why}")
+        self._audit(plan, "failed", why)
+        self._keep()
 
     def _measure(self, plan: PlanRun) -> None:
         """Close the window after a plan: what really came of it, beside what was predicted."""
@@ -278,13 +278,9 @@ class Plans:
         if probe is None or plan.measured is None:
             return
         counts, span_s = desk.goodput.end_probe(probe), desk.now - probe.since_s
-        quiet = counts.finished == 0 or span_s <= 0
-        plan.measured = Prediction(
-            duration_s=plan.measured.duration_s, goodput_per_s=None if quiet else counts.good / span_s,
-            ttft_p50_s=counts.ttft_s.quantile(0.5), tpot_p50_s=counts.tpot_s.quantile(0.5),
-            basis=f"{counts.finished} requests finished in the {span_s:.1f} s after it",
-        )  # fmt: skip
-        self._audit(plan, "done", f"{plan.before} to {plan.after}, {len(plan.steps)} steps")
+        plan.measured = outcome(counts, span_s, plan.measured.duration_s, "basis.finished")
+        self._audit(plan, "done", counted("plan.done", len(plan.steps), before=plan.before, after=plan.after))
+        self._keep()
 
     def step_of(self, instance: Instance) -> StepRun | None:
         """The step in progress for this instance."""
@@ -312,25 +308,36 @@ class Plans:
     def _scored(self, move: ScoredMove | None) -> None:
         plan = self._plans.get(move.plan_id) if move is not None else None
         if plan is not None and move is not None:
-            found = f"predicted {move.predicted:.1%}, {move.expected:.1%} for the load that came"
-            measured = f"attainment {move.measured:.1%} of {move.num_requests} requests"
-            self._audit(plan, "scored", f"{move.change}: {measured}, {found}")
+            self._audit(plan, "scored", say(
+                "plan.scored", change=plan.change, measured=f"{move.measured:.1%}", num=move.num_requests,
+                predicted=f"{move.predicted:.1%}", expected=f"{move.expected:.1%}",
+            ), self._whole(move))  # fmt: skip
 
-    def _audit(self, plan: PlanRun, action: str, detail: str) -> None:
-        """Without a time of its own the shell puts the present one."""
+    def _whole(self, move: ScoredMove) -> Prediction | None:
+        """What came of the plan that was done last, in all the time that its score is of."""
+        if self._since is None:
+            return None
+        counts, span_s = self._desk.goodput.end_probe(self._since), self._desk.now - self._since.since_s
+        found, self._since = outcome(counts, span_s, None, "basis.finished"), None
+        return msgspec.structs.replace(found, attainment=move.measured)
+
+    def _keep(self) -> None:
+        self._desk.emit(PlansKept(state=kept(self._plans.values())))
+
+    def _audit(self, plan: PlanRun, action: str, said: Said, measured: Prediction | None = None) -> None:
+        """Without a time of its own the shell puts the present one. measured: where the plan's own is not meant."""
         at_s = plan.at_s + max(0.0, self._desk.now - plan.applied_s) if plan.at_s else 0.0
         self._desk.emit(Audit(row=AuditRow(
-            at_s=at_s, actor=plan.actor, action=action, subject=plan.plan_id, detail=detail,
-            predicted=plan.predicted, measured=plan.measured,
+            at_s=at_s, actor=plan.actor, action=action, subject=plan.plan_id, detail=str(said), said=said,
+            predicted=plan.predicted, measured=measured or plan.measured,
         )))  # fmt: skip
 
     def _refuse_stale(self, event: ApplyWanted, made_for: int) -> None:
-        seen = f"the plan was made for {made_for} and you saw {event.apply.base_version}"
-        message = f"the fleet changed: it is at version {self._desk.fleet.version}, {seen}; plan again"
-        self._refuse(event.ask_id, 409, message)
+        version, seen = self._desk.fleet.version, event.apply.base_version
+        self._refuse(event.ask_id, 409, say("refused.stale", version=version, made=made_for, seen=seen))
 
-    def _refuse(self, ask_id: str, status: int, message: str) -> None:
-        self._desk.emit(PlanRefused(ask_id=ask_id, status=status, message=message))
+    def _refuse(self, ask_id: str, status: int, why: Said) -> None:
+        self._desk.emit(PlanRefused(ask_id=ask_id, status=status, message=str(why), said=why))
 
 
 def _drain_s(one: Instance) -> float:
@@ -338,6 +345,11 @@ def _drain_s(one: Instance) -> float:
     token_bytes = kv_token_bytes(one, one.hello.layout) if one.hello.layout is not None else 0
     link = one.hello.hardware.link_bytes_per_s * one.profile.link_efficiency
     return one.queue_s() + one.context_tokens * token_bytes / link + one.rows * MOVE_S
+
+
+def _waiting(duration_s: float, why: Said) -> Prediction:
+    """How long it took; what came of it is not known."""
+    return Prediction(duration_s=duration_s, basis=str(why), said=why)
 
 
 def _with(prediction: Prediction, duration_s: float) -> Prediction:

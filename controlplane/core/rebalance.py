@@ -13,6 +13,7 @@ from controlplane.core.instance import Instance, InstanceState
 from controlplane.text import natural, shown
 from transfer.api import PlanRequest, PlanStep
 from transfer.errors import InvalidValue
+from transfer.said import Said, counted, say
 from transfer.terms import InstanceId, Role
 
 _XPYD = re.compile(r"(?:(\d+)P(\d+)D)?(?:\+?(\d+)M)?", re.IGNORECASE)
@@ -43,9 +44,7 @@ def parse_xpyd(text: str) -> Target:
     """ "1P2D", "1P2D+1M" or "3M". Raises InvalidValue with a sentence."""
     found = _XPYD.fullmatch(text.strip())
     if found is None or not text.strip():
-        raise InvalidValue(
-            f"{shown(text)} is not a shape such as 1P2D (1 prefill and 2 decode instances) or 3M (3 mixed)"
-        )
+        raise InvalidValue(say("refused.shape", text=shown(text)))
     counts = [int(part) if part and len(part) <= 4 else (MAX_COUNT + 1 if part else 0) for part in found.groups()]
     if max(counts) > MAX_COUNT:
         raise InvalidValue(f"{shown(text)} names more than {MAX_COUNT} instances of one role")
@@ -90,6 +89,9 @@ def _named_moves(fleet: Fleet, wanted: dict[str, str]) -> list[tuple[Instance, R
             raise InvalidValue(f"{name} cannot become {shown(text)}; an engine serves prefill, decode or mixed")
         _check_movable(instance)
         if role is not instance.role:
+            if not instance.hello.shares_kv:
+                raise InvalidValue(f"{name} cannot become {role.value}: its engine keeps KV to itself, so that it can "
+                                   "only serve whole requests (mixed)")  # fmt: skip
             moves.append((instance, role))
     return moves
 
@@ -104,13 +106,18 @@ def _fewest_moves(fleet: Fleet, engines: list[Instance], target: Target) -> list
     if len(fleet.groups) > 1:
         raise InvalidValue("the fleet serves several models: name the instances to move instead of a shape")
     if target.total != len(engines):
-        raise InvalidValue(f"{target} names {target.total} instances and the fleet has {len(engines)}; "
-                           "name each of them once")  # fmt: skip
+        raise InvalidValue(say("refused.total", xpyd=target, num=target.total, count=len(engines)))
     have = {role: [one for one in engines if one.role is role] for role in ENGINE_ROLES}
     missing = [role for role in ENGINE_ROLES for _ in range(target.of(role) - len(have[role]))]
     moves: list[tuple[Instance, Role]] = []
     for role in ENGINE_ROLES:
-        for one in sorted(have[role], key=_load)[: max(0, len(have[role]) - target.of(role))]:
+        able = [one for one in sorted(have[role], key=_load) if one.hello.shares_kv]
+        num_leaving = max(0, len(have[role]) - target.of(role))
+        if num_leaving > len(able):
+            raise InvalidValue(f"{target} leaves {target.of(role)} {role.value} instances, but "
+                               f"{len(have[role]) - len(able)} have engines that keep KV to themselves and stay "
+                               f"{role.value}")  # fmt: skip
+        for one in able[:num_leaving]:
             _check_movable(one)
             moves.append((one, missing.pop(0)))
     return moves
@@ -122,7 +129,7 @@ def _check_serves(target: Target) -> None:
         return
     for count, role in ((target.num_prefill, "prefill"), (target.num_decode, "decode")):
         if not count:
-            raise InvalidValue(f"{target} leaves no {role} instance, and requests need one; keep at least 1")
+            raise InvalidValue(say("refused.leaves_none", xpyd=target, role=role))
 
 
 def _check_models(engines: list[Instance], roles: dict[InstanceId, Role]) -> None:
@@ -133,14 +140,15 @@ def _check_models(engines: list[Instance], roles: dict[InstanceId, Role]) -> Non
             by_model.setdefault(one.hello.model.name, []).append(roles[one.id])
     for model, kept in by_model.items():
         if Role.MIXED not in kept and Role.DECODE not in kept:
-            raise InvalidValue(f"this leaves no decode instance of {model}, and its requests need one; keep at least 1")
+            raise InvalidValue(say("refused.model_none", role="decode", model=model))
         if Role.MIXED not in kept and Role.PREFILL not in kept:
-            raise InvalidValue(f"this leaves no prefill instance of {model}, and its prompts need one; keep at least 1")
+            raise InvalidValue(say("refused.model_none", role="prefill", model=model))
 
 
 def _check_movable(instance: Instance) -> None:
     if instance.state is not InstanceState.READY:
-        raise InvalidValue(f"{instance.id} is {instance.state.value} and cannot change role now; try again when ready")
+        state = say(f"states.{instance.state.value}")
+        raise InvalidValue(say("refused.not_movable", id=instance.id, state=state))
 
 
 def _load(one: Instance) -> tuple[bool, int, float, str]:
@@ -169,21 +177,21 @@ def _serving(fleet: Fleet) -> dict[Role, int]:
     return counts
 
 
-def risks(fleet: Fleet, target: Target, steps: tuple[PlanStep, ...]) -> tuple[str, ...]:
-    """What an operator should know before applying, in sentences."""
+def risks(fleet: Fleet, target: Target, steps: tuple[PlanStep, ...]) -> tuple[Said, ...]:
+    """What an operator should know before applying."""
     found = []
     if not steps:
-        found.append("the fleet has this shape already; nothing would change")
+        found.append(say("risk.nothing"))
     for count, role in ((target.num_prefill, "prefill"), (target.num_decode, "decode")):
         if count == 1 and steps and not target.num_mixed:
-            found.append(f"one {role} instance is left: its loss stops that phase until another joins")
+            found.append(say("risk.one_left", role=role))
     counts = _serving(fleet)
     for step in steps:
         counts[Role(step.from_role)] -= 1
         if not counts[Role(step.from_role)] and not counts[Role.MIXED]:
-            found.append(f"no {step.from_role} instance serves while {step.instance_id} switches")
+            found.append(say("risk.none_serves", role=step.from_role, id=step.instance_id))
         counts[Role(step.to_role)] += 1
     running = sum(one.rows for step in steps if (one := fleet.live(step.instance_id)) and step.from_role != "prefill")
     if running:
-        found.append(f"{running} running requests move to other instances")
+        found.append(counted("risk.running", running))
     return tuple(found)

@@ -28,6 +28,7 @@ from controlplane.core.events import (
     FromNode,
     HoldWanted,
     NodeLost,
+    PlansRestored,
     PlanWanted,
     Resume,
     Tick,
@@ -42,7 +43,7 @@ _LENGTH = struct.Struct("<I")
 
 AnyEvent = (
     FromNode | NodeLost | Arrived | Resume | FirstToken | Ended | PlanWanted | ApplyWanted | Tick | AutopilotWanted
-    | HoldWanted | AutopilotRestored | ClassesWanted | ClassesRestored
+    | HoldWanted | AutopilotRestored | ClassesWanted | ClassesRestored | PlansRestored
 )  # fmt: skip
 
 

@@ -43,9 +43,19 @@ class Recovery:
     def replace(self, request: Request, reason: str) -> None:
         """Fence every leg of it and place it again. Bounded: after max_resumes it fails, and earlier when it is itself
         what makes engines fail."""
+        if is_active(request):
+            self._replace(request, reason)
+
+    def move_on(self, request: Request, reason: str) -> None:
+        """Place one that decodes anew, as `replace` does, though nothing was lost: its instance is to be emptied and
+        cannot move it. It is no failure of anybody's, and does not bring the request nearer to max_resumes."""
+        request.num_replaced += 1
+        self._desk.count("replaced")
+        self._desk.order(self._desk.ledger.abort_request(request.request_id, reason, self._desk.now))
+        self._ask_delivered(request)
+
+    def _replace(self, request: Request, reason: str) -> None:
         desk = self._desk
-        if not is_active(request):
-            return
         desk.order(desk.ledger.abort_request(request.request_id, reason, desk.now))
         request.move = None
         if is_convicted(desk, request):
@@ -62,6 +72,11 @@ class Recovery:
             message = f"the request was lost {request.num_resumes} times, the last time because {reason}"
             self._endings.fail(request, 500, "internal", message)
             return
+        self._ask_delivered(request)
+
+    def _ask_delivered(self, request: Request) -> None:
+        """The gateway says what its client has; from there it is placed again."""
+        desk = self._desk
         request.fire("lost_work", desk.now)
         request.stages.enter(QUEUE, desk.now)
         request.sent_s = desk.now

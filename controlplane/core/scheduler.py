@@ -29,6 +29,7 @@ from controlplane.core.events import (
     FromNode,
     HoldWanted,
     NodeLost,
+    PlansRestored,
     PlanWanted,
     Resume,
     Tick,
@@ -108,7 +109,7 @@ class SchedulerCore:
             PlanWanted: self._plans.wanted, ApplyWanted: self._plans.apply, Tick: self._tick,
             AutopilotWanted: self._autopilot.wanted, AutopilotRestored: self._autopilot.restored,
             HoldWanted: self._holds.wanted, ClassesWanted: self._classes.wanted,
-            ClassesRestored: self._classes.restored,
+            ClassesRestored: self._classes.restored, PlansRestored: self._plans.restored,
         }  # fmt: skip
         self._node_handlers: dict[type, Callable[[InstanceId, Any], object]] = {
             Hello: membership.hello, Heartbeat: self._heartbeat, Goodbye: membership.goodbye,

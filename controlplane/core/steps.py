@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from controlplane.core.machine import Machine, mermaid
 from transfer.api import PlanStep
+from transfer.said import Said
 from transfer.terms import InstanceId, Role
 
 
@@ -47,7 +48,7 @@ class StepRun:
     num_migrated: int = 0
     num_orders: int = 0
     ordered_s: float = 0.0
-    detail: str = ""
+    said: Said | None = None
 
     def fire(self, event: str, now: float) -> None:
         self.machine.fire(event)
@@ -57,18 +58,9 @@ class StepRun:
         state = self.machine.state
         return PlanStep(
             instance_id=self.instance_id, from_role=self.from_role.value, to_role=self.to_role.value,
-            status=state.value, num_migrated=self.num_migrated, detail=self.detail,
+            status=state.value, num_migrated=self.num_migrated, said=self.said,
+            detail="" if self.said is None else str(self.said),
         )  # fmt: skip
-
-
-def new_step(step: PlanStep) -> StepRun:
-    name = f"step {step.instance_id} {step.from_role} to {step.to_role}"
-    return StepRun(
-        instance_id=step.instance_id,
-        from_role=Role(step.from_role),
-        to_role=Role(step.to_role),
-        machine=Machine(name, STEP_MOVES, StepState.PENDING),
-    )
 
 
 def step_diagram() -> str:

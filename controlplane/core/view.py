@@ -61,7 +61,7 @@ def fleet_state(desk: Desk, now: float, autopilot: Autopilot) -> FleetState:
         version=desk.fleet.version, classes=_classes(desk, now), stages_s=stages,
         bottleneck=next(iter(stages), None), verdict=verdict(desk, now),
         uptime_s=now - desk.started_s if desk.started_s is not None else 0.0, kv=kv_view(desk),
-        autopilot=autopilot.mode, advice=autopilot.line,
+        autopilot=autopilot.mode, advice=str(autopilot.said), advice_said=autopilot.said,
         recent_attainment=desk.goodput.windows[WINDOW_S].attainment(),
         goodput_10s=desk.goodput.goodput(SHORT_WINDOW_S, now), queue_depth=len(desk.line),
     )  # fmt: skip

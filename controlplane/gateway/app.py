@@ -13,6 +13,8 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.openai_chat import chat_completions
 from controlplane.gateway.openai_completions import completions
 from controlplane.gateway.service import GATEWAY, TENANT, Gateway
+from controlplane.text import shown
+from transfer.hosts import is_foreign
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = logging.getLogger(__name__)
@@ -73,11 +75,15 @@ def build_app(gateway: Gateway) -> web.Application:
 
 def _shielded(gateway: Gateway, handler: Handler, *, guarded: bool) -> Handler:
     """Authenticates, and turns whatever a handler raises into an answer in OpenAI's shape."""
-    keys_needed = guarded and bool(gateway.config.server.api_keys)
+    server = gateway.config.server
+    keys_needed = guarded and bool(server.api_keys)
     max_body = gateway.config.limits.max_body_bytes
 
     async def run(request: web.Request) -> web.StreamResponse:
         try:
+            if not server.api_keys and is_foreign(request.headers.get("Host"), server.host, server.allowed_hosts):
+                raise ApiError(403, f"this server does not answer to {shown(request.host)}; use 127.0.0.1, or add the "
+                                    "name to server.allowed_hosts")  # fmt: skip
             if keys_needed and (tenant := authenticate(gateway.config, request)) is not None:
                 request[TENANT] = tenant
             elif guarded and not keys_needed and _is_foreign(request):

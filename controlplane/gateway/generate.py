@@ -17,7 +17,7 @@ from controlplane.gateway.assembler import Assembler, Piece
 from controlplane.gateway.auth import salt_of
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.params import Wanted
-from controlplane.gateway.service import TENANT, Gateway
+from controlplane.gateway.service import TENANT, Gateway, ServedModel
 from controlplane.gateway.streams import Client, Stream
 from controlplane.settings import nearest
 from controlplane.text import MAX_SHOWN, shown
@@ -51,8 +51,11 @@ class Format(Protocol):
 class Call:
     """One HTTP request and its outputs: `n` for each prompt, in order of prompts."""
 
-    def __init__(self, gateway: Gateway, request: web.Request, call_id: str, wanted: Wanted, num_prompts: int) -> None:
-        self.gateway, self.request, self.call_id, self.wanted = gateway, request, call_id, wanted
+    def __init__(
+        self, gateway: Gateway, model: ServedModel, request: web.Request, call_id: str, wanted: Wanted, num_prompts: int
+    ) -> None:
+        self.gateway, self.model, self.request = gateway, model, request
+        self.call_id, self.wanted = call_id, wanted
         self.client = Client(lambda: _abort(request))
         self.streams: list[Stream] = []
         if gateway.stopping:
@@ -79,9 +82,9 @@ class Call:
                 specs.append(
                     RequestSpec(
                         request_id=self.call_id if not specs else f"{self.call_id}-{len(specs)}",
-                        model=gateway.model_name,
+                        model=self.model.name,
                         tokens=packed,
-                        sampling=wanted.sampling_for(choice, len(prompt), gateway.tokenizer.max_context),
+                        sampling=wanted.sampling_for(choice, len(prompt), self.model.tokenizer.max_context),
                         traffic_class=traffic_class,
                         arrived_s=arrived_s,
                         arrived_at=time.time(),
@@ -91,7 +94,7 @@ class Call:
                     )
                 )
         for spec in specs:
-            detokenizer = gateway.tokenizer.detokenizer()
+            detokenizer = self.model.tokenizer.detokenizer()
             assembler = Assembler(detokenizer, wanted.stops, wanted.sampling.min_tokens, wanted.include_stop)
             self.streams.append(gateway.router.open(spec, self.client, assembler, wanted.stream))
         try:
@@ -185,13 +188,16 @@ class Call:
         return name
 
 
-def check_model(gateway: Gateway, model: str | None) -> None:
-    """Raises ApiError 404 for another model than the one served."""
-    if model is not None and model != gateway.served_name:
+def model_of(gateway: Gateway, name: str | None) -> ServedModel:
+    """The model that a request names, or the first. Raises ApiError 404 for one that is not served."""
+    found = next((one for one in gateway.models if name in (None, one.served_name)), None)
+    if found is None:
+        served = " and ".join(repr(one.served_name) for one in gateway.models)
         raise ApiError(
-            404, f"model {shown(model)} does not exist here; this server serves {gateway.served_name!r}",
+            404, f"model {shown(name or '')} does not exist here; this server serves {served}",
             param="model", code="model_not_found",
         )  # fmt: skip
+    return found
 
 
 def json_response(value: Any, request_id: str | None = None) -> web.Response:

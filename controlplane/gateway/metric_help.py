@@ -28,6 +28,7 @@ HELP: dict[str, str] = {
     "phaseplane_resumes_total":
         "Times that requests which have ended were taken up again after their instance was lost.",
     "phaseplane_migrations_total": "Times that requests which have ended moved to another instance while they ran.",
+    "phaseplane_replaced_total": "Times that requests which have ended were placed anew by a drain.",
     "phaseplane_migrations_failed_total": "Migrations that were given up; the request stayed where it ran.",
     "phaseplane_engine_failures_total": "Times a node said that its engine failed.",
     "phaseplane_poisonous_requests_total": "Requests ended because engines failed whenever they ran.",

@@ -48,7 +48,7 @@ class GatewayMetrics:
         self._good: Counter[str] = Counter()
         self._finish: Counter[str] = Counter()
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
-        self._resumes = self._migrations = 0
+        self._resumes = self._migrations = self._replaced = 0
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -65,6 +65,7 @@ class GatewayMetrics:
         self._outcomes[name, record.outcome] += 1
         self._resumes += record.num_resumes
         self._migrations += record.num_migrations
+        self._replaced += record.num_replaced
         for stage, seconds in record.stages_s.items():
             self._stages[stage] += seconds
         if record.good:
@@ -112,6 +113,7 @@ class GatewayMetrics:
         text.family("phaseplane_stage_seconds_total", "counter", stages)
         text.family("phaseplane_resumes_total", "counter", [({}, self._resumes)])
         text.family("phaseplane_migrations_total", "counter", [({}, self._migrations)])
+        text.family("phaseplane_replaced_total", "counter", [({}, self._replaced)])
 
     def _vllm(self, text: Text, fleet: FleetState) -> None:
         here = {"engine": ENGINE, "model_name": self._model}

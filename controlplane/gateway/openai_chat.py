@@ -12,10 +12,11 @@ from controlplane.gateway import tokenizer as text
 from controlplane.gateway.assembler import Piece, token_ids
 from controlplane.gateway.bodies import ChatBody, decoder, read, receive
 from controlplane.gateway.errors import ApiError, invalid
-from controlplane.gateway.generate import Call, Usage, check_model
+from controlplane.gateway.generate import Call, Usage, model_of
 from controlplane.gateway.logprobs import chat_logprobs
 from controlplane.gateway.params import Wanted, chat_messages, check
-from controlplane.gateway.service import GATEWAY, Gateway
+from controlplane.gateway.service import GATEWAY, ServedModel
+from controlplane.gateway.tokenizer import TextTokenizer
 from transfer.errors import InvalidValue
 
 _decoder = decoder(ChatBody)
@@ -27,17 +28,17 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     arrived_s = gateway.now()
     body = read(_decoder, await receive(request))
-    check_model(gateway, body.model)
-    wanted = check(body, gateway.tokenizer.vocab_size)
-    prompt = render(gateway, body)
-    call = Call(gateway, request, gateway.mint_id("chatcmpl"), wanted, 1)
-    call.start([await text.encode(gateway.tokenizer, prompt, add_special_tokens=False)], arrived_s)
-    return await call.answer(ChatFormat(gateway, call.call_id, wanted.n, wanted))
+    model = model_of(gateway, body.model)
+    wanted = check(body, model.tokenizer.vocab_size)
+    prompt = render(model.tokenizer, body)
+    call = Call(gateway, model, request, gateway.mint_id("chatcmpl"), wanted, 1)
+    call.start([await text.encode(model.tokenizer, prompt, add_special_tokens=False)], arrived_s)
+    return await call.answer(ChatFormat(model, call.call_id, wanted.n, wanted))
 
 
-def render(gateway: Gateway, body: ChatBody) -> str:
+def render(tokenizer: TextTokenizer, body: ChatBody) -> str:
     """The prompt text. Raises ApiError 400 when the model has no chat template or it refuses."""
-    template = gateway.tokenizer.template
+    template = tokenizer.template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages")
     try:
@@ -49,9 +50,9 @@ def render(gateway: Gateway, body: ChatBody) -> str:
 class ChatFormat:
     """Chunks are assembled from parts that were encoded once for the call."""
 
-    def __init__(self, gateway: Gateway, call_id: str, num_choices: int, wanted: Wanted) -> None:
-        self._tokenizer, self._token_ids = gateway.tokenizer, wanted.token_ids
-        self._head = {"id": call_id, "created": int(time.time()), "model": gateway.served_name}
+    def __init__(self, model: ServedModel, call_id: str, num_choices: int, wanted: Wanted) -> None:
+        self._tokenizer, self._token_ids = model.tokenizer, wanted.token_ids
+        self._head = {"id": call_id, "created": int(time.time()), "model": model.served_name}
         head = _encode(self._head | {"object": "chat.completion.chunk"})[:-1]
         self._prefix = [
             b"data: " + head + b',"choices":[{"index":' + str(index).encode() + b',"delta":{'

@@ -11,10 +11,10 @@ from aiohttp import web
 from controlplane.gateway import tokenizer as text
 from controlplane.gateway.assembler import Piece, token_ids
 from controlplane.gateway.bodies import CompletionBody, decoder, read, receive
-from controlplane.gateway.generate import Call, Usage, check_model
+from controlplane.gateway.generate import Call, Usage, model_of
 from controlplane.gateway.logprobs import completion_logprobs
 from controlplane.gateway.params import Wanted, check, completion_prompts
-from controlplane.gateway.service import GATEWAY, Gateway
+from controlplane.gateway.service import GATEWAY, ServedModel
 
 _decoder = decoder(CompletionBody)
 _encode = msgspec.json.Encoder().encode
@@ -24,25 +24,25 @@ async def completions(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     arrived_s = gateway.now()
     body = read(_decoder, await receive(request))
-    check_model(gateway, body.model)
-    wanted = check(body, gateway.tokenizer.vocab_size)
-    prompts = completion_prompts(body.prompt, gateway.tokenizer.vocab_size)
-    call = Call(gateway, request, gateway.mint_id("cmpl"), wanted, len(prompts))
+    model = model_of(gateway, body.model)
+    wanted = check(body, model.tokenizer.vocab_size)
+    prompts = completion_prompts(body.prompt, model.tokenizer.vocab_size)
+    call = Call(gateway, model, request, gateway.mint_id("cmpl"), wanted, len(prompts))
     prompt_ids = [
-        await text.encode(gateway.tokenizer, prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        await text.encode(model.tokenizer, prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         for prompt in prompts
     ]
     call.start(prompt_ids, arrived_s)
-    return await call.answer(CompletionFormat(gateway, call.call_id, len(call.streams), wanted))
+    return await call.answer(CompletionFormat(model, call.call_id, len(call.streams), wanted))
 
 
 class CompletionFormat:
     """Chunks are assembled from parts that were encoded once for the call."""
 
-    def __init__(self, gateway: Gateway, call_id: str, num_choices: int, wanted: Wanted) -> None:
-        self._tokenizer, self._token_ids = gateway.tokenizer, wanted.token_ids
+    def __init__(self, model: ServedModel, call_id: str, num_choices: int, wanted: Wanted) -> None:
+        self._tokenizer, self._token_ids = model.tokenizer, wanted.token_ids
         head = {"id": call_id, "object": "text_completion", "created": int(time.time())}
-        self._head = head | {"model": gateway.served_name}
+        self._head = head | {"model": model.served_name}
         encoded = _encode(self._head)[:-1]
         self._prefix = [
             b"data: " + encoded + b',"choices":[{"index":' + str(index).encode() + b',"text":'

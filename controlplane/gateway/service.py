@@ -72,15 +72,23 @@ class Archive(Protocol):
         """Those that ended after `since` (Unix time), the newest first."""
 
 
-@dataclass
-class Gateway:
-    """All that handlers share. now: loop time, seconds; started_s in the same. model_name: as nodes know the model;
-    served_name: as clients do."""
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """name: as nodes know the model; served_name: as clients do; root: what it was configured as."""
 
-    config: Config
-    model_name: str
+    name: str
     served_name: str
     tokenizer: TextTokenizer
+    root: str
+
+
+@dataclass
+class Gateway:
+    """All that handlers share. now: loop time, seconds; started_s in the same. models: the first one is served to who
+    names none."""
+
+    config: Config
+    models: tuple[ServedModel, ...]
     router: TokenRouter
     control: Control
     archive: Archive

@@ -228,7 +228,8 @@ class TokenRouter:
                 return
             if stream.generations[0] != following.generation:
                 stream.generations = tuple(g for g in stream.generations if g >= following.generation)
-            if following.index + len(following.token_ids) > have:
+            ends_only = following.finish is not None and not following.token_ids and following.index == have
+            if following.index + len(following.token_ids) > have or ends_only:
                 self._push(stream, following, have - following.index)
             if stream.ended or not stream.parked:
                 return

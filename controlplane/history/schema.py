@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from controlplane.core.events import AutopilotState, ClassesState
+from controlplane.core.events import AutopilotState, ClassesState, PlansState
 from controlplane.core.series import SeriesRow
 from transfer.api import AuditRow, LookRow, RequestRecord
 from transfer.errors import ConfigError
 
-VERSION = 4
+VERSION = 5
 _SERIES = """
 CREATE TABLE series (at_s INTEGER PRIMARY KEY, doc BLOB NOT NULL);
 """
@@ -28,6 +28,9 @@ CREATE TABLE autopilot (only INTEGER PRIMARY KEY CHECK (only = 1), doc BLOB NOT 
 _CLASSES = """
 CREATE TABLE classes (only INTEGER PRIMARY KEY CHECK (only = 1), doc BLOB NOT NULL);
 """
+_PLANS = """
+CREATE TABLE plans (only INTEGER PRIMARY KEY CHECK (only = 1), doc BLOB NOT NULL);
+"""
 _TABLES = f"""
 CREATE TABLE requests (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, arrived_at REAL NOT NULL,
@@ -35,14 +38,17 @@ CREATE TABLE requests (
 CREATE INDEX requests_outcome ON requests (outcome, seq);
 CREATE INDEX requests_arrived ON requests (arrived_at);
 CREATE TABLE audit (seq INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, doc BLOB NOT NULL);
-{_SERIES}{_AUTOPILOT}{_CLASSES}"""
-_UPGRADES = {0: _TABLES, 1: _SERIES + _AUTOPILOT + _CLASSES, 2: _AUTOPILOT + _CLASSES, 3: _CLASSES}
+{_SERIES}{_AUTOPILOT}{_CLASSES}{_PLANS}"""
+_UPGRADES = {
+    0: _TABLES, 1: _SERIES + _AUTOPILOT + _CLASSES + _PLANS, 2: _AUTOPILOT + _CLASSES + _PLANS, 3: _CLASSES + _PLANS,
+    4: _PLANS,
+}  # fmt: skip
 """What makes a database of that version one of VERSION."""
 MAX_LOOKS = 100_000
 """Rows of looks; three days at least of one model's, were no two alike."""
 SERIES_KEPT_S = 24 * 3600.0
 """As long as the control plane's memory of them is."""
-Row = RequestRecord | AuditRow | SeriesRow | LookRow | AutopilotState | ClassesState
+Row = RequestRecord | AuditRow | SeriesRow | LookRow | AutopilotState | ClassesState | PlansState
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +78,7 @@ def insert(db: sqlite3.Connection, rows: Sequence[Row]) -> None:
     audit = [row for row in rows if isinstance(row, AuditRow)]
     series = [row for row in rows if isinstance(row, SeriesRow)]
     looks = [row for row in rows if isinstance(row, LookRow)]
-    kept = {"autopilot": AutopilotState, "classes": ClassesState}
+    kept = {"autopilot": AutopilotState, "classes": ClassesState, "plans": PlansState}
     with db:
         db.executemany(
             "INSERT OR REPLACE INTO requests (request_id, arrived_at, outcome, traffic_class, doc)"

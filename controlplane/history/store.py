@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from controlplane.core.events import AutopilotState, ClassesState
+from controlplane.core.events import AutopilotState, ClassesState, PlansState
 from controlplane.core.series import SeriesRow
 from controlplane.history import schema
 from controlplane.history.schema import Row
@@ -106,6 +106,11 @@ class HistoryStore:
     async def classes(self) -> ClassesState | None:
         """As autopilot."""
         found = await self._read(lambda db: _decode(db, "SELECT doc FROM classes", (), ClassesState))
+        return found[0] if found else None
+
+    async def plans(self) -> PlansState | None:
+        """As autopilot."""
+        found = await self._read(lambda db: _decode(db, "SELECT doc FROM plans", (), PlansState))
         return found[0] if found else None
 
     async def series(self) -> list[SeriesRow]:

@@ -26,6 +26,7 @@ from controlplane.core.events import (
     Note,
     PlanReady,
     PlanRefused,
+    PlansKept,
     PlanWanted,
     RequestSpec,
     Send,
@@ -95,7 +96,8 @@ class Simulation:
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
             Send: self._send, Expect: self._expect, NeedTokens: self._need_tokens, Fail: self._fail,
             Finished: self._finished, Audit: lambda effect: None, PlanReady: self._plan_ready,
-            AutopilotKept: lambda effect: None, AutopilotReady: lambda effect: None, Looked: lambda effect: None,
+            PlansKept: lambda effect: None, AutopilotKept: lambda effect: None, AutopilotReady: lambda effect: None,
+            Looked: lambda effect: None,
             PlanRefused: lambda effect: self._note(effect.message), Note: self._noted,
         }  # fmt: skip
 

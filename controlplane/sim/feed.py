@@ -61,6 +61,8 @@ class CacheFeed:
         self, stored: tuple[bytes, ...], removed: tuple[bytes, ...], stored_ssd: tuple[bytes, ...],
         snapshot: bool = False,
     ) -> None:  # fmt: skip
+        if not self._node.spec.shares_kv:
+            return  # what it caches is its own
         self._seq += 1
         self._node.send(
             CacheEvents(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -23,7 +23,7 @@ class Heap:
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         self._num += 1
-        heapq.heappush(self.entries, (when if when > self.now else self.now, self._num, call, args))
+        heappush(self.entries, (when if when > self.now else self.now, self._num, call, args))
 
     @property
     def next_s(self) -> float:
@@ -31,5 +31,5 @@ class Heap:
         return self.entries[0][0] if self.entries else float("inf")
 
     def run_next(self) -> None:
-        self.now, _, call, args = heapq.heappop(self.entries)
+        self.now, _, call, args = heappop(self.entries)
         call(*args)

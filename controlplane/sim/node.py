@@ -109,7 +109,7 @@ class SimEngine(SimNode):
             protocol=PROTOCOL_VERSION, instance_id=self.id, epoch=self.epoch, role=self.role, model=world.model,
             layout=world.layout, engine="emulated", hardware=_hardware(spec, latency.hardware), latency=latency,
             num_blocks=spec.num_blocks, data_endpoint=f"sim://{self.id}", host_id=self.nic.host,
-            holdings=self.holdings(), token_budget=spec.token_budget,
+            holdings=self.holdings(), token_budget=spec.token_budget, shares_kv=spec.shares_kv, moves=spec.moves,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:

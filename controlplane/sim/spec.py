@@ -12,7 +12,7 @@ class NodeSpec(Struct, frozen=True):
     """One simulated instance. latency is None for a kv_pool.
 
     num_blocks: KV blocks of `block_size` tokens in memory; ssd_blocks: of a pool, on SSD. latency_error: relative
-    standard deviation of step times around the profile, drawn from the run's seed.
+    standard deviation of step times around the profile, drawn from the run's seed. shares_kv, moves: as in Hello.
     """
 
     id: InstanceId
@@ -29,6 +29,8 @@ class NodeSpec(Struct, frozen=True):
     host: str = ""
     """Instances of one host move KV at the host's speed; empty: a host of its own."""
     latency_error: float = 0.0
+    shares_kv: bool = True
+    moves: bool = True
 
 
 class Fault(Struct, frozen=True):

@@ -18,7 +18,9 @@ from ui import autopilot_command
 def test_the_help_tells_the_controller_in_the_sentence_that_it_is(run):
     """One sentence, three timers: the same words in the code, in the help and in the document."""
     config = CoreConfig()
-    said = rule(config.autopilot_every_s, config.autopilot_window_s, config.traffic_window_s, config.autopilot_rest_s)
+    said = str(
+        rule(config.autopilot_every_s, config.autopilot_window_s, config.traffic_window_s, config.autopilot_rest_s)
+    )
     assert said in " ".join((inspect.getdoc(autopilot_command.autopilot) or "").split())
     ran = run("autopilot", "--help")
     assert ran.code == 0

@@ -358,7 +358,7 @@ def test_a_wrong_value_in_the_file_is_a_sentence(run, tmp_path):
         ("[up]\ndecode = true", "up.decode to true"),
         ('[up]\nno-console = "yes"', "up.no-console to 'yes', and that cannot be: true or false is wanted"),
         ("[up]\nstate = 3", "up.state to 3, and that cannot be: text is wanted"),
-        ('[up]\nengine = "vllm"', "up.engine to 'vllm'"),
+        ('[up]\nengine = "sglang"', "up.engine to 'sglang'"),
         ('[server]\nport = "x"', "server.port to 'x'"),
         ("[client]\nurl = 1979-05-27", "client.url to"),
     ):

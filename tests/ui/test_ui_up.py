@@ -499,3 +499,30 @@ def test_a_node_that_starts_again_takes_its_last_role(small_fleet: up.Fleet, fle
     assert {"cpu-0": "decode", "cpu-1": "decode"} in asked
     assert not early  # the fleet still showed the lives that had ended
     assert nodes_back()[0].endswith("is back, serving decode")
+
+
+def test_servers_join_by_url_beside_what_is_started(tmp_path):
+    plan = a_fleet_plan(
+        tmp_path, prefill=0, decode=0, joined=("http://127.0.0.1:8080", "https://gpu:8000/v1@H20"), dtype="float32"
+    )
+    one, other = members(plan)
+    assert (one.instance_id, one.role, one.hardware, one.url) == ("url-0", "mixed", "auto", "http://127.0.0.1:8080")
+    assert (other.instance_id, other.hardware, other.url) == ("url-1", "H20", "https://gpu:8000/v1")
+    assert groups(plan, [one, other]) == [[one], [other]]
+    argv = node_argv(plan, [other], 2, 1)
+    assert argv[argv.index("--engine") + 1] == "openai"
+    assert argv[argv.index("--engine-url") + 1] == "https://gpu:8000/v1"
+    assert "--dtype" not in argv, "its numbers are its own"
+    assert "url-1=mixed@H20" in argv
+    with pytest.raises(CliError, match="--engine emulated has none"):
+        members(a_fleet_plan(tmp_path, engine="emulated", hardware=("H20", "H20"), joined=("http://127.0.0.1:1",)))
+
+
+def test_a_fleet_of_vllm_is_real_to_the_control_plane(tmp_path):
+    plan = a_fleet_plan(tmp_path, engine="vllm", vllm_python=Path("/opt/v/bin/python"), vllm_args="--enforce-eager")
+    argv = control_argv(plan)
+    assert argv[argv.index("--engine") + 1] == "native"
+    node = node_argv(plan, members(plan)[:1], 2, 1)
+    assert node[node.index("--engine") + 1] == "vllm"
+    assert node[node.index("--vllm-python") + 1] == "/opt/v/bin/python"
+    assert node[node.index("--vllm-args") + 1] == "--enforce-eager"

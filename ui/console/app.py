@@ -6,16 +6,14 @@ import streamlit as st
 
 from ui.console import screens
 from ui.console.backend import serving
-from ui.console.frame import REBALANCE_PAGE, Frame, choose_language
+from ui.console.frame import REBALANCE_PAGE, Frame, choose_language, language
 from ui.console.islands import strip
-from ui.console.style import style_sheet
 
 
 def main() -> None:
     st.set_page_config(page_title="Phaseplane", layout="wide")
-    st.html(f"<style>{style_sheet()}</style>")
     backend = serving()
-    say = choose_language()
+    say = language()
     frame = Frame(backend, say, backend.stale)
     pages = {
         name: st.Page(screens.bound(draw, frame), title=say.say(f"console.nav.{name}"), url_path=name,
@@ -23,6 +21,7 @@ def main() -> None:
         for name, draw in screens.PAGES.items()
     }  # fmt: skip
     chosen = st.navigation(list(pages.values()), expanded=True)
+    choose_language(say)
     st.session_state[REBALANCE_PAGE] = pages["rebalance"]
     strip(say, frame.stale)
     chosen.run()

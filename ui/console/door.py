@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
@@ -76,14 +75,6 @@ class Door:
         secure = request.url.scheme == "https"
         answer.set_cookie(COOKIE, self._pass, KEEP_S, httponly=True, samesite="strict", secure=secure)
         return answer
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect. A name other than localhost may resolve to anything: False."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _form(request: Request, status: int, *, wrong: bool) -> HTMLResponse:

@@ -15,6 +15,7 @@ from ui.client import FleetClient
 from ui.console.backend import Backend
 from ui.errors import CliError
 from ui.feed import STALE_S
+from ui.insight import refusal_text
 from ui.words import DEFAULT, LANGUAGES, NAMES, Words, choose, words
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Frame:
         try:
             return self.backend.ask(work, timeout_s)
         except CliError as error:
-            st.error(str(error))
+            st.error(refusal_text(error, self.say))
             return None
 
     def act(self, work: Callable[[FleetClient], Awaitable[T]], timeout_s: float = 30.0) -> T | None:
@@ -69,11 +70,14 @@ def show(markup: Markup) -> None:
     st.html(str(markup))
 
 
-def choose_language() -> Words:
+def language() -> Words:
     """The language of this session: chosen in the sidebar, at first the browser's."""
     if LANGUAGE not in st.session_state:
         asked = st.query_params.get(LANGUAGE) or st.context.locale
         st.session_state[LANGUAGE] = choose(asked, {}) if asked else DEFAULT
-    label = words(st.session_state[LANGUAGE]).say("console.language")
-    st.sidebar.selectbox(label, LANGUAGES, key=LANGUAGE, format_func=NAMES.__getitem__)
     return words(st.session_state[LANGUAGE])
+
+
+def choose_language(say: Words) -> None:
+    """The field for it, below the menu."""
+    st.sidebar.selectbox(say.say("console.language"), LANGUAGES, key=LANGUAGE, format_func=NAMES.__getitem__)

@@ -12,6 +12,7 @@ from ui import figures, looks
 from ui.console.frame import Frame, show
 from ui.console.markup import Column, join, table, tag
 from ui.console.views import role_badge, role_name
+from ui.insight import risk_texts
 from ui.rebalance import MEASURE_S
 from ui.words import Words
 
@@ -25,8 +26,8 @@ def diff_table(plan: Plan, say: Words) -> Markup:
     """Which instance goes from which role to which, and how far it is."""
     columns = [Column(say.say("term.instance")), Column(say.say("console.plan.change")), Column(say.say("term.state")),
                Column(say.say("console.plan.migrated"), True), Column(say.say("term.detail"), wraps=True)]  # fmt: skip
-    rows = [(step.instance_id, _change(step, say), step_name(step.status, say), str(step.num_migrated), step.detail)
-            for step in plan.steps]  # fmt: skip
+    rows = [(step.instance_id, _change(step, say), step_name(step.status, say), str(step.num_migrated),
+             say.sentence(step.said, step.detail)) for step in plan.steps]  # fmt: skip
     return table(columns, rows, say.say("console.plan.title", before=plan.before, after=plan.after))
 
 
@@ -54,9 +55,13 @@ def effect_table(plan: Plan, fleet: FleetState | None, say: Words) -> Markup:
 
 def risks(plan: Plan, say: Words) -> Markup:
     """What may go wrong, and what prediction and measurement go by."""
-    found = [tag("li", risk) for risk in plan.risks]
+    found = [tag("li", risk) for risk in risk_texts(plan, say)]
     sides = (("console.plan.basis", plan.predicted), ("console.plan.measured", plan.measured))
-    said = [say.say(key, basis=side.basis) for key, side in sides if side is not None and side.basis]
+    said = [
+        say.say(key, basis=say.sentence(side.said, side.basis))
+        for key, side in sides
+        if side is not None and side.basis
+    ]
     return join([tag("ul", *found) if found else None, *(tag("p", one, class_="pp-quiet") for one in said)])
 
 
@@ -90,7 +95,7 @@ def draw_progress(plan: Plan, say: Words) -> None:
     st.progress(sum(shares) / len(shares) if shares else 1.0, text=text)
     show(diff_table(plan, say))
     if plan.failed:
-        st.error(say.say("console.plan.failed", reason=plan.failed))
+        st.error(say.say("console.plan.failed", reason=say.sentence(plan.failed_said, plan.failed)))
 
 
 def ended(plan: Plan) -> bool:

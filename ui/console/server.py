@@ -21,12 +21,15 @@ from starlette.routing import Route
 from streamlit import config as streamlit_config
 from streamlit.starlette import App
 
+from transfer.hosts import is_foreign, is_loopback
 from ui import looks
 from ui.console.backend import Backend, install
 from ui.console.broadcast import Broadcast
-from ui.console.door import OPEN_PATH, Door, is_loopback
+from ui.console.door import OPEN_PATH, Door
 from ui.console.islands import LIVE_PATH
 from ui.console.planning import stop_all
+from ui.console.screens import PAGES
+from ui.console.shell import page_routes
 from ui.console.views import draw
 from ui.errors import CliError
 from ui.machine import free_port, port_is_free
@@ -43,17 +46,19 @@ LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the console was asked for. url and api_key: the fleet's."""
+    """What the console was asked for. url and api_key: the fleet's. allowed_hosts: names it answers to on loopback
+    beside those of this machine."""
 
     url: str
     api_key: str | None = None
     host: str = "127.0.0.1"
     port: int = 8501
+    allowed_hosts: tuple[str, ...] = ()
 
     @property
     def local_names(self) -> list[str]:
-        """What it is called on this machine: on loopback it answers to no other name."""
-        return [*LOCAL_NAMES, self.host]
+        """What it is called: on loopback it answers to no other name."""
+        return [*LOCAL_NAMES, self.host, *self.allowed_hosts]
 
     @property
     def own_url(self) -> str:
@@ -122,7 +127,10 @@ def build(wanted: Serving) -> tuple[App, Console]:
     """The ASGI application, and what runs beside it."""
     console = Console(wanted)
     middleware = [] if is_loopback(wanted.host) or not wanted.api_key else [Middleware(Door, api_key=wanted.api_key)]
-    routes = [Route(LIVE_PATH, console.live), Route(OPEN_PATH, _healthy), Route("/{page}/_stcore/{probe}", _not_here)]
+    routes = [
+        Route(LIVE_PATH, console.live), Route(OPEN_PATH, _healthy), Route("/{page}/_stcore/{probe}", _not_here),
+        *page_routes(PAGES),
+    ]  # fmt: skip
     return App(SCRIPT, routes=routes, lifespan=console.lifespan, middleware=middleware), console
 
 
@@ -153,8 +161,7 @@ class Console:
         """GET /live?lang=: what changes on the screen, until the tab closes."""
         if self._broadcast is None:
             return PlainTextResponse("", 503)
-        host = (request.headers.get("host") or "").rpartition(":")[0] or request.headers.get("host", "")
-        if is_loopback(self._wanted.host) and host not in self._wanted.local_names:
+        if is_foreign(request.headers.get("host"), self._wanted.host, self._wanted.allowed_hosts):
             return PlainTextResponse("", 403)
         events = self._broadcast.events(choose(request.query_params.get("lang"), {}))
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -190,7 +190,9 @@ def _tile(view: InstanceView, say: Words) -> Markup:
 
 def _advice(state: FleetState, say: Words) -> Markup:
     mode = say.say(f"autopilot.{state.autopilot}")
-    line = state.advice or say.say("advice.off" if state.autopilot == "off" else "advice.none")
+    line = say.sentence(state.advice_said, state.advice) or say.say(
+        "advice.off" if state.autopilot == "off" else "advice.none"
+    )
     return join([tag("b", say.say("console.overview.advice", mode=mode)), tag("span", line)])
 
 

@@ -91,7 +91,7 @@ def advice_line(pen: Pen, picture: Picture) -> Line:
     if fleet.autopilot == "off":
         return line(pen.say("advice.off"), "dim")
     mode = pen.name("autopilot", fleet.autopilot)
-    said = fleet.advice or pen.say("advice.none")
+    said = pen.sentence(fleet.advice_said, fleet.advice) or pen.say("advice.none")
     return (Span(pen.say("tui.head.advice", mode=mode), "title"), Span(f" {said}"))
 
 

@@ -44,7 +44,7 @@ def prediction_lines(pen: Pen, found: Prediction, width: int) -> list[Line]:
         said.append(pen.say("tui.plan.duration_of", value=span(found.duration_s)))
     lines: list[Line] = [line(one) for one in said]
     if found.basis:
-        lines += [line(one, "dim") for one in wrap(found.basis, width, 3)]
+        lines += [line(one, "dim") for one in wrap(pen.sentence(found.said, found.basis), width, 3)]
     return lines
 
 
@@ -62,8 +62,8 @@ def autopilot_head(pen: Pen, view: AutopilotView, width: int) -> list[Line]:
     """Mode, what it says, its rule, what it must leave alone, how it has done."""
     limits = view.settings
     lines: list[Line] = [(Span(pen.say("tui.autopilot.mode", mode=pen.name("autopilot", view.mode)), "title"),
-                          Span(f"  {view.line}"))]  # fmt: skip
-    lines += [line(one, "dim") for one in wrap(view.rule, width, 3)]
+                          Span(f"  {pen.sentence(view.said, view.line)}"))]  # fmt: skip
+    lines += [line(one, "dim") for one in wrap(pen.sentence(view.rule_said, view.rule), width, 3)]
     most = pen.say("tui.autopilot.third") if limits.max_moves is None else str(limits.max_moves)
     lines.append(line(pen.say("tui.autopilot.limits", floor=limits.floor, most=most)))
     for pin in view.pins:
@@ -96,7 +96,7 @@ def look_grid(pen: Pen, view: AutopilotView) -> Grid:
     rows = [
         Row(str(number), (
             figure(span(one.ago_s), one.ago_s), text(pen.name("tui.look", one.code)),
-            figure(signed_share(one.gain), one.gain), text(one.model, "dim"), text(one.line),
+            figure(signed_share(one.gain), one.gain), text(one.model, "dim"), text(pen.sentence(one.said, one.line)),
         ))
         for number, one in enumerate(view.evaluations)
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def _action(pen: Pen, one: Moment) -> str:
 def _detail(pen: Pen, one: Moment) -> str:
     """What changed from what to what, as words where they are roles or states."""
     if one.seen is None:
-        return one.detail
+        return one.detail if one.row is None else pen.sentence(one.row.said, one.detail)
     group = {"role": "role", "joined": "role", "left": "role", "state": "state", "autopilot": "autopilot"}.get(
         one.seen.kind, ""
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transfer.api import Plan, PlanStep, Prediction
 from ui.figures import per_gpu, seconds, share, span
+from ui.insight import risk_texts
 from ui.tui.draw_events import goodput_text
 from ui.tui.grid import Grid, Head, Row, drawn, text
 from ui.tui.lines import BLANK, Line, Span, Tone, line, wrap
@@ -25,21 +26,26 @@ def plan_lines(pen: Pen, plan: Plan, width: int, now: Prediction | None = None) 
         return [*lines, line(pen.say("tui.plan.nothing"))]
     lines += [_step(pen, step) for step in plan.steps]
     if plan.failed:
-        lines += [line(one, "bad") for one in wrap(pen.say("tui.plan.failed", reason=plan.failed), width, 4)]
+        lines += [
+            line(one, "bad")
+            for one in wrap(pen.say("tui.plan.failed", reason=pen.sentence(plan.failed_said, plan.failed)), width, 4)
+        ]
     lines += [BLANK, *_compared(pen, plan, width, now)]
-    for risk in plan.risks:
+    for risk in risk_texts(plan, pen.words):
         lines += [line(one, "warn") for one in wrap(pen.say("tui.plan.risk", risk=risk), width, 3)]
     if plan.predicted.basis:
-        lines += [line(one, "dim") for one in wrap(pen.say("tui.plan.basis", basis=plan.predicted.basis), width, 3)]
+        basis = pen.sentence(plan.predicted.said, plan.predicted.basis)
+        lines += [line(one, "dim") for one in wrap(pen.say("tui.plan.basis", basis=basis), width, 3)]
     if plan.measured is not None and plan.measured.basis:
-        lines += [line(one, "dim") for one in wrap(pen.say("tui.plan.measured", basis=plan.measured.basis), width, 2)]
+        basis = pen.sentence(plan.measured.said, plan.measured.basis)
+        lines += [line(one, "dim") for one in wrap(pen.say("tui.plan.measured", basis=basis), width, 2)]
     return lines
 
 
 def _step(pen: Pen, step: PlanStep) -> Line:
     sign = STEP_SIGNS.get(step.status, RUNS)[1 if pen.ascii else 0]
     moved = pen.say("tui.plan.migrated", num=step.num_migrated) if step.num_migrated else ""
-    after = "".join(f"  {part}" for part in (moved, step.detail) if part)
+    after = "".join(f"  {part}" for part in (moved, pen.sentence(step.said, step.detail)) if part)
     return (
         Span(f"{sign} ", STEP_TONES.get(step.status, "warn")), Span(f"{step.instance_id}  "),
         Span(pen.role(step.from_role).text, ROLE_TONES.get(step.from_role, "")), Span(f" {pen.arrow()} "),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from transfer.api import CandidateView, RequestRecord
 from ui import looks
 from ui.figures import count, seconds
+from ui.insight import miss_text, reason_text
 from ui.tui.grid import Cell, Grid, Head, Row, drawn, figure, text
 from ui.tui.lines import BLANK, ELLIPSIS, Line, Span, Tone, cut, line, pad, spaced, wrap
 from ui.tui.pen import STAGE_TONES, Pen
@@ -37,8 +38,11 @@ def request_detail(pen: Pen, record: RequestRecord, width: int) -> list[Line]:
             _verdict_span(pen, record), line(arrived, "dim"),
         ]),
     ]  # fmt: skip
+    if missed := miss_text(record, pen.words):
+        lines.append(line(missed, "bad"))
     if record.error:
-        lines += [line(text_line, "bad") for text_line in wrap(record.error, width, 3)]
+        told = pen.say("request.told", message=record.error)
+        lines += [line(text_line, "bad") for text_line in wrap(told, width, 3)]
     said = (
         pen.say(
             "tui.request.tokens", prompt=count(record.prompt_tokens), cached=count(record.cached_tokens),
@@ -89,7 +93,8 @@ def _candidates(pen: Pen, why: Iterable[CandidateView], width: int) -> list[Line
             text(chosen, "good"), text(place, tone), figure(seconds(one.ttft_s), one.ttft_s),
             figure(seconds(one.queue_s), one.queue_s), figure(seconds(one.prefill_s), one.prefill_s),
             figure(seconds(one.transfer_s), one.transfer_s), figure(seconds(one.tpot_s), one.tpot_s),
-            figure(count(one.cached_tokens), one.cached_tokens), text(_source(pen, one)), text(one.reason),
+            figure(count(one.cached_tokens), one.cached_tokens), text(_source(pen, one)),
+            text(reason_text(one, pen.words)),
         )  # fmt: skip
         rows.append(Row(str(number), cells_of))
     names = ("place", "ttft", "queue", "prefill", "transfer", "tpot")

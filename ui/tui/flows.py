@@ -29,7 +29,7 @@ from ui.client import FleetClient
 from ui.errors import CliError
 from ui.feed import STALE_S
 from ui.figures import span
-from ui.insight import ENGINES, advised, last_done, other_roles
+from ui.insight import ENGINES, advised, last_done, other_roles, refusal_text
 from ui.tui.dialogs import Ask, Choice, Confirm, Option, PlanDialog
 from ui.tui.draw_plan import plan_lines
 from ui.tui.lines import Line, Tone, line, wrap
@@ -254,7 +254,7 @@ class Flows:
         try:
             plan = self._host.plan = await work
         except CliError as error:
-            self._error = str(error)
+            self._error = refusal_text(error, self._host.pen.words)
             self._host.say(self._error, "bad")
         else:
             if self._dialog is None and plan.status not in rebalance.RUNNING:
@@ -296,7 +296,7 @@ class Flows:
         try:
             return read(await asked)
         except CliError as error:
-            self._error = str(error)
+            self._error = refusal_text(error, self._host.pen.words)
             self._host.say(self._error, "bad")
             return None
 

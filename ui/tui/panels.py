@@ -78,7 +78,7 @@ class Panel:
             return event_detail(pen, found[0], width) if found else []
         if self.name == "autopilot" and picture.autopilot is not None:
             looks = picture.autopilot.evaluations[int(self.chosen) :]
-            return [line(one) for one in wrap(looks[0].line, width)] if looks else []
+            return [line(one) for one in wrap(pen.sentence(looks[0].said, looks[0].line), width)] if looks else []
         return []
 
     def step(self, by: int) -> None:

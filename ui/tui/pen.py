@@ -7,6 +7,7 @@ from datetime import datetime, tzinfo
 
 from rich.cells import cell_len
 
+from transfer.said import Said
 from ui import figures, looks
 from ui.looks import Look
 from ui.tui.lines import Line, Span, Tone
@@ -37,6 +38,9 @@ class Pen:
         """What a role, state, stage and so on is called; its own name where the catalogue has none."""
         key = f"{group}.{name}"
         return self.words.say(key) if self.words.has(key) else name
+
+    def sentence(self, said: Said | None, english: str) -> str:
+        return self.words.sentence(said, english)
 
     def sign(self, look: Look) -> str:
         return look.ascii if self.ascii else look.sign

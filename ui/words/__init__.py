@@ -1,6 +1,6 @@
 """Everything the console and the TUI say, in English and in Traditional Chinese: one catalogue, looked up by key.
 
-A language is a folder of TOML files (shared, tui, console); a table in them is a screen, a key a message, and
+A language is a folder of TOML files (shared, tui, console, core); a table in them is a screen, a key a message, and
 "{name}" in it a value. Figures are put into words by ui/figures.py before they come here.
 """
 
@@ -14,8 +14,13 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from transfer.said import Said, render
+from transfer.sentences import ENGLISH
+
 LANGUAGES = ("en", "zh-Hant")
 DEFAULT = "en"
+CORE = "core"
+"""The table of what the control plane says: its English is transfer/sentences.py."""
 NAMES = {"en": "English", "zh-Hant": "\u7e41\u9ad4\u4e2d\u6587"}
 """Each language by its own name, for a menu of languages."""
 
@@ -41,6 +46,15 @@ class Words:
 
     def has(self, key: str) -> bool:
         return key in self._messages
+
+    def sentence(self, said: Said | None, english: str) -> str:
+        """What the control plane said. english: its sentence, for what has no code, or one that is not known here."""
+        if said is None or self.lang == DEFAULT:
+            return english
+        try:
+            return render(said, lambda code: self.raw(f"{CORE}.{code}"))
+        except (KeyError, IndexError):
+            return english
 
     def under(self, prefix: str) -> dict[str, str]:
         """Every message whose key begins with `prefix.`, by the rest of its key: a whole screen for a page's script."""
@@ -73,7 +87,7 @@ def placeholders(message: str) -> frozenset[str]:
 
 @cache
 def _load(lang: str) -> Words:
-    messages: dict[str, str] = {}
+    messages = {f"{CORE}.{code}": text for code, text in ENGLISH.items()} if lang == DEFAULT else dict[str, str]()
     for file in sorted((Path(__file__).parent / lang).glob("*.toml")):
         for key, text in _flat(tomllib.loads(file.read_text(encoding="utf-8")), ""):
             if key in messages:

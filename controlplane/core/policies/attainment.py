@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from controlplane.core.placement import Candidate, Wanted
 from controlplane.core.policies.protocol import Answer, Policy, Situation
+from transfer.said import Said, say
 
 Cost = tuple[int, float]
 Weigh = Callable[[Candidate, Wanted], Cost]
@@ -65,33 +66,33 @@ def _ranked(at: Situation, candidates: Sequence[Candidate], weigh: Weigh) -> lis
     for missed, cost, _, one in rows:
         faults = misses(one, wanted)
         if one is rows[0][-1]:
-            one.reason = f"least bad: {faults}" if missed else "best predicted attainment"
+            one.reason = (say("place.least_bad", faults=faults) if missed else say("place.best"),)
         else:
-            one.reason = faults or _slower(one, rows[0][-1], cost == rows[0][1])
+            one.reason = faults or (_slower(one, rows[0][-1], cost == rows[0][1]),)
     return [row[-1] for row in rows]
 
 
-def misses(one: Candidate, wanted: Wanted) -> str:
+def misses(one: Candidate, wanted: Wanted) -> tuple[Said, ...]:
     """What a candidate is predicted to miss; empty when nothing."""
     found = []
     slo, ttft_s = wanted.slo, wanted.waited_s + one.ttft_s
     if slo is not None and ttft_s > slo.ttft_s:
-        found.append(f"TTFT {ttft_s:.3g} s over {slo.ttft_s:g} s")
+        found.append(say("place.ttft", seconds=f"{ttft_s:.3g}", objective=f"{slo.ttft_s:g}"))
     if slo is not None and one.tpot_s > slo.tpot_s:
-        found.append(f"TPOT {one.tpot_s:.3g} s over {slo.tpot_s:g} s")
+        found.append(say("place.tpot", seconds=f"{one.tpot_s:.3g}", objective=f"{slo.tpot_s:g}"))
     if one.short_blocks > 0:
-        found.append(f"{one.short_blocks} KV blocks short of its usual length")
+        found.append(say("place.short", num=one.short_blocks))
     if one.faults:
-        found.append("failed this request before")
-    return ", ".join(found)
+        found.append(say("place.failed"))
+    return tuple(found)
 
 
-def _slower(one: Candidate, best: Candidate, equal: bool) -> str:
+def _slower(one: Candidate, best: Candidate, equal: bool) -> Said:
     if one.ttft_s > best.ttft_s:
-        return f"first token {one.ttft_s - best.ttft_s:.3g} s later"
+        return say("place.later", seconds=f"{one.ttft_s - best.ttft_s:.3g}")
     if one.tpot_s > best.tpot_s:
-        return f"TPOT {one.tpot_s - best.tpot_s:.3g} s longer"
-    return "equal; the other's turn" if equal else "uses up more of the objectives"
+        return say("place.longer", seconds=f"{one.tpot_s - best.tpot_s:.3g}")
+    return say("place.turn") if equal else say("place.uses_more")
 
 
 SLO = Policy(by_objectives)

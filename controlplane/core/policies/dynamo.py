@@ -25,7 +25,8 @@ def place(at: Situation) -> Answer:
     def credit(one: Instance) -> float:
         match = at.matches.get(one.id)
         lead, blocks = (match.lead, match.blocks) if match is not None else (0, 0)
-        return lead + DISK_WEIGHT * (blocks - lead) + SHARED_WEIGHT * max(0, shared - blocks)
+        beyond = max(0, shared - blocks) if one.hello.shares_kv else 0
+        return lead + DISK_WEIGHT * (blocks - lead) + SHARED_WEIGHT * beyond
 
     def prefill_cost(one: Instance) -> float:
         waiting = (one.prefill_tokens + tokens) / size

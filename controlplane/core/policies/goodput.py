@@ -37,6 +37,7 @@ from controlplane.core.policies.phases import (
     prices,
 )
 from controlplane.core.policies.protocol import Answer, Policy, Situation
+from transfer.said import say
 from transfer.terms import Slo
 
 UNHURRIED = Slo(ttft_s=UNHURRIED_S, tpot_s=1.0)
@@ -51,14 +52,12 @@ PEAK = 2.5
 """Prefill time kept for those that can be good, over what they take on average."""
 NOBODY = 0.02
 """Share of prefill time taken by those that can be good, below which there are none to keep it for."""
-INFINITE = float("inf")
+NONE: tuple[object, ...] = (float("inf"),)
 REST = 0.2
 """Who waits for an instance, or is late, is tried again when so much of its TTFT objective has passed."""
 ALIKE = 0.5
 """Part of the tokens of one that found no room beside the decodes from which another finds none either."""
 CROWDED = "its decode would slow others down past their objective, as of one like it just now"
-NUM_PAIRS = 8
-"""Prefill instances that are looked at beside their best decode, whatever they cost."""
 NUM_LOCAL = 2
 """Decode instances that are weighed for computing the prompt, too."""
 
@@ -177,17 +176,21 @@ def _surely(way: Way) -> bool:
 
 
 def _pairs(at: Situation, slo: Slo, price: Prices, decodes: list[DecodePart]) -> list[Way]:
-    """Each prefill instance beside the decode that is best for it; cheaper bounds rule most pairs out."""
+    """Each prefill instance beside the decode that is best for it; cheaper bounds rule most pairs out. An instance is
+    left out where even beside the best decode it ranks behind another that accepts, and is idle if this one is."""
     parts = sorted(
         prefill_part(at, option, slo, price, _accepts(at, option.instance, option.queue_s))
         for option in at.estimator.prefills(every=True)
     )
-    waited_s, free_cost = at.wanted.waited_s, INFINITE
+    waited_s, most = at.wanted.waited_s, at.config.num_explained
+    best_free = best_idle = NONE
     found: list[Way] = []
     for part in parts:
-        floor = part.cost + misses_first(slo.ttft_s, part.ready_s, waited_s, relative_error(part.option.instance))
-        if floor + decodes[0].cost > free_cost and len(found) >= NUM_PAIRS:
+        one = part.option.instance
+        least = (round(part.cost + decodes[0].cost, 9), not part.accepts, part.picked, part.name)
+        if least > (best_free if one.rows else best_idle) and len(found) >= most:
             continue
+        floor = part.cost + misses_first(slo.ttft_s, part.ready_s, waited_s, relative_error(one))
         best = _pair(at, slo, part, decodes[0])
         for decode in decodes[1:]:
             if floor + decode.cost >= best.cost:
@@ -197,7 +200,10 @@ def _pairs(at: Situation, slo: Slo, price: Prices, decodes: list[DecodePart]) ->
                 best = way
         found.append(best)
         if best.accepts:
-            free_cost = min(free_cost, best.cost)
+            rank = _cost(best)
+            best_free = min(best_free, rank)
+            if not one.rows:
+                best_idle = min(best_idle, rank)
     return found
 
 
@@ -324,15 +330,15 @@ def _candidates(at: Situation, slo: Slo, ways: Sequence[Way], taken: Way) -> lis
         else:
             one = at.estimator.pair(way.prefill.option, way.decode.instance)
         good = (1.0 - way.misses) * way.decode.keeps_pace
-        one.reason = f"good with {good:.0%}, cost {way.cost:.3f}"
-        if good < 0.5 and (missed := misses(one, at.wanted)):
-            one.reason += f", {missed}"
+        one.reason = (say("place.good", share=f"{good:.0%}"), *(misses(one, at.wanted) if good < 0.5 else ()))
         if way.decode.harm > 0.005:
-            one.reason += f", others lose {way.decode.harm:.2f}"
+            one.reason += (say("place.harm", num=f"{way.decode.harm:.2f}"),)
         if not way.accepts:
-            one.reason += ", not free yet"
+            one.reason += (say("place.not_free"),)
         elif way is not taken and way.cost == taken.cost:
-            one.reason += ", equal: the other's turn"
+            one.reason += (say("place.turn"),)
+        elif way.cost > taken.cost and way.misses <= taken.misses and way.decode.harm <= taken.decode.harm:
+            one.reason += (say("place.dearer"),)
         one.error_s, one.tpot_s = _error_s(way), way.decode.tpot_s
         if at.late:  # nobody has to be kept from slowing it down
             one.charge_decode = one.charge_decode._replace(tpot_us=0)

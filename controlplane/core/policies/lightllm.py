@@ -68,7 +68,7 @@ def _place(at: Situation, peak: Callable[[Situation, list[Running]], float], kep
     group, estimator = at.group, at.estimator
     size = group.layout.block_size
     new = Running("", at.wanted.num_tokens, 0, at.wanted.max_output, False)
-    paired = bool(group.prefills and group.decodes)
+    paired = bool(group.prefills and group.decodes) and not (at.config.colocate == "always" and group.mixed)
     open_to = estimator.open_decodes(group.decodes if paired else alone(at))
     shares = {one.id: peak(at, [*at.running(one), new]) / (one.hello.num_blocks * size) for one in open_to}
     admitting = [one for one in open_to if shares[one.id] < kept or not one.rows]

@@ -39,12 +39,12 @@ def moves(seen: Overview) -> list[Move]:
         return []
     found: list[Move] = []
     for one in decodes:
-        if one.rows > 1 and _step_s(one) > MIGRATE_OUT * seen.tpot_s:
+        if one.hello.moves and one.rows > 1 and _step_s(one) > MIGRATE_OUT * seen.tpot_s:
             found += _moves(seen, one, seen.tpot_s, most=1)
     if found:
         return found
     busy = [one for one in decodes if one.rows]
-    low = [one for one in busy if _step_s(one) < CONSOLIDATE * seen.tpot_s]
+    low = [one for one in busy if one.hello.moves and _step_s(one) < CONSOLIDATE * seen.tpot_s]
     if len(busy) > 1 and low:
         source = min(low, key=lambda one: (one.rows, one.id))
         moved = _moves(seen, source, seen.tpot_s, most=source.rows)

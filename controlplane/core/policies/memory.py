@@ -34,6 +34,7 @@ NEAR = 0.8
 """Part of an objective from which a pace is near it."""
 GROWTH_S = 0.5
 """How long a predicted growth of KV holds."""
+LN2 = math.log(2.0)
 
 
 class Fading:
@@ -45,9 +46,10 @@ class Fading:
         self.half_life_s, self._value, self._at_s = half_life_s, 0.0, 0.0
 
     def at(self, now: float) -> float:
-        if self._value:
-            self._value *= 0.5 ** (max(0.0, now - self._at_s) / self.half_life_s)
-        self._at_s = max(now, self._at_s)
+        if now > self._at_s:
+            if self._value:
+                self._value *= 0.5 ** ((now - self._at_s) / self.half_life_s)
+            self._at_s = now
         return self._value
 
     def add(self, value: float, now: float) -> None:
@@ -55,11 +57,11 @@ class Fading:
 
     def per_s(self, now: float) -> float:
         """The steady rate that would give this sum."""
-        return self.rate(self.at(now))
+        return self.at(now) * LN2 / self.half_life_s
 
     def rate(self, value: float) -> float:
         """By how much per_s grows when `value` is added."""
-        return value * math.log(2.0) / self.half_life_s
+        return value * LN2 / self.half_life_s
 
 
 class Crowd(NamedTuple):
@@ -195,7 +197,7 @@ class Memory:
 
     def stolen_by(self, seconds: float) -> float:
         """What `seconds` more of it add to the share now."""
-        return seconds * math.log(2.0) / STOLEN_HALF_LIFE_S
+        return seconds * LN2 / STOLEN_HALF_LIFE_S
 
     def steal(self, instance: InstanceId, seconds: float, now: float) -> None:
         found = self._stolen.pop(instance, None) or Fading(STOLEN_HALF_LIFE_S)

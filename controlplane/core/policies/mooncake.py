@@ -26,7 +26,7 @@ def place(at: Situation) -> Answer:
 
     def ttft_s(one: Instance) -> float:
         held = estimator.held(one)
-        if pooled > held and longest >= BALANCING_THRESHOLD * max(1, held):
+        if pooled > held and one.hello.shares_kv and longest >= BALANCING_THRESHOLD * max(1, held):
             fetch_s = (pooled - held) * link_s[one.id] if one.id in link_s else 0.0
             return fetch_s + estimator.queue_s(one) + estimator.compute_s(one, tokens - pooled, pooled)
         return estimator.queue_s(one) + estimator.compute_s(one, tokens - held, held)

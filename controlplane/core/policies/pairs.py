@@ -9,6 +9,7 @@ from heapq import nsmallest
 from controlplane.core.instance import Instance
 from controlplane.core.placement import Candidate
 from controlplane.core.policies.protocol import Situation
+from transfer.said import Said, say
 
 FEW = 16
 """More instances than anybody looks at."""
@@ -50,11 +51,12 @@ def pairs(
     ):
         one = estimator.pair(option, chosen)
         if not index:
-            one.reason = f"prefill: {prefill.say(option.instance)}; decode: {decode.say(chosen)}"
+            one.reason = (_own(f"prefill: {prefill.say(option.instance)}; decode: {decode.say(chosen)}"),)
         elif option is not options[0]:
-            one.reason = f"prefill: {prefill.say(option.instance)}, against {prefill.say(options[0].instance)}"
+            said = f"prefill: {prefill.say(option.instance)}, against {prefill.say(options[0].instance)}"
+            one.reason = (_own(said),)
         else:
-            one.reason = f"decode: {decode.say(chosen)}, against {decode.say(decodes[0])}"
+            one.reason = (_own(f"decode: {decode.say(chosen)}, against {decode.say(decodes[0])}"),)
         found.append(one)
     return found
 
@@ -65,7 +67,7 @@ def together(at: Situation, score: Score, instances: Sequence[Instance]) -> list
     found = [at.estimator.local(one) for one in ranked]
     for one in found:
         said = score.say(one.decode)
-        one.reason = said if one is found[0] else f"{said}, against {score.say(ranked[0])}"
+        one.reason = (_own(said if one is found[0] else f"{said}, against {score.say(ranked[0])}"),)
     return found
 
 
@@ -82,3 +84,8 @@ def best(score: Score, instances: Sequence[Instance]) -> list[Instance]:
     key = score.key
     rows = [(key(one), one.picked, one.id, one) for one in instances]
     return [row[-1] for row in (nsmallest(FEW, rows) if len(rows) > FEW else sorted(rows))]
+
+
+def _own(text: str) -> Said:
+    """Of a policy that explains itself in its own terms."""
+    return say("place.own", policy_says=text)

@@ -93,7 +93,8 @@ def prices(at: Situation) -> Prices:
 def prefill_part(at: Situation, option: PrefillOption, slo: Slo, price: Prices, accepts: bool) -> PrefillPart:
     one = option.instance
     cost = SLACK * option.done_s / slo.ttft_s + dear(one, price)
-    cost += price.want * displaced(one, option.compute_us * one.speed / 1e6, price)
+    if price.want:
+        cost += price.want * displaced(one, option.compute_us * one.speed / 1e6, price)
     return PrefillPart(cost, one.picked, one.id, option, option.done_s, accepts)
 
 
@@ -114,7 +115,7 @@ def decode_part(at: Situation, one: Instance, slo: Slo, price: Prices, work_s: f
     after = min(MAX_STOLEN, before + at.memory.stolen_by(work_s)) if work_s else before
     pace = Pace(one, price, work_s)
     tpot_s = step_s / (1.0 - after)
-    tightest_s = min(one.paces, default=0) / 1e6 or slo.tpot_s
+    tightest_s = min(one.paces) / 1e6 if one.paces else slo.tpot_s
     keeps, harm = 1.0, 0.0
     if not pace.surely(min(tightest_s, slo.tpot_s), tpot_s, after, work_s):
         keeps = pace.kept(slo.tpot_s, tpot_s, after)

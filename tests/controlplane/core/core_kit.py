@@ -71,16 +71,18 @@ def profile(hardware: HardwareProfile) -> LatencyProfile:
 def hello(
     name: str, role: Role, *, epoch: int = 1, num_blocks: int = 1000, hardware: HardwareProfile | None = None,
     model: ModelIdentity = MODEL, layout: KvLayout = LAYOUT, protocol: int = PROTOCOL_VERSION, host: str | None = None,
-    holdings: tuple[Holding, ...] = (),
+    holdings: tuple[Holding, ...] = (), **more: object,
 ) -> Hello:  # fmt: skip
+    """more: further fields of Hello."""
     hardware = hardware or (H20 if role is Role.DECODE else H800)
     pool = role is Role.KV_POOL
-    return Hello(
+    said = Hello(
         protocol=protocol, instance_id=name, epoch=epoch, role=role, model=None if pool else model, layout=layout,
         engine="dram" if pool else "emulated", hardware=hardware, latency=None if pool else profile(hardware),
         num_blocks=num_blocks, data_endpoint=f"inproc://{name}", host_id=host or name, holdings=holdings,
         token_budget=0 if pool else 2048,
     )  # fmt: skip
+    return msgspec.structs.replace(said, **more)
 
 
 def spec(

@@ -130,7 +130,7 @@ def test_no_traffic_holds_and_keeps_the_floor() -> None:
     assert {one.code for one in view.evaluations} == {"quiet"}
     assert "0 requests in the last" in view.line
     ended = World("3P1D", step_at(60.0, Mix(20, 3000, 300), Mix(0, 1, 1))).run(150)
-    assert "no request in the last 10 s; the split stays" in ended.autopilot.line
+    assert "no request in the last 10 s; the split stays" in str(ended.autopilot.said)
 
 
 def test_without_heartbeats_it_holds_and_says_that_it_is_blind() -> None:
@@ -139,7 +139,7 @@ def test_without_heartbeats_it_holds_and_says_that_it_is_blind() -> None:
     world.muted = {one.id for one in world.desk.fleet.engines()}
     world.run(100)
     assert world.moves == []
-    assert "blind, no word for 3 s from d0, d1, p0 and 5 more" in world.autopilot.line
+    assert "blind, no word for 3 s from d0, d1, p0 and 5 more" in str(world.autopilot.said)
     held = [one.row for one in world.audit if one.row.action == "hold"]
     assert "blind" in held[-1].detail
     world.muted = set()

@@ -327,7 +327,7 @@ def test_risks_are_told_before() -> None:
     rig.fleet("1P2D")
     rig.decoding("r0")
     found = plan(rig, moves={str(rig.request("r0").decode): "prefill"})
-    assert any("1 running requests move" in text for text in found.risks)
+    assert any("1 running request moves to another instance" in text for text in found.risks)
     assert any("one decode instance is left" in text for text in found.risks)
 
 

@@ -37,7 +37,7 @@ from controlplane.core.series import SeriesBook
 from controlplane.gateway.app import build_app
 from controlplane.gateway.live import LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
-from controlplane.gateway.service import Gateway
+from controlplane.gateway.service import Gateway, ServedModel
 from controlplane.gateway.tokenizer import BYTE_EOS, ByteTokenizer
 from controlplane.plane import Hooks, Plane, build
 from transfer.api import (
@@ -229,8 +229,10 @@ async def front(config: Config | None = None) -> AsyncIterator[Front]:
     await plane.start()
     now = asyncio.get_running_loop().time
     gateway = Gateway(
-        config=config, model_name=config.model.name, served_name=config.served_name,
-        tokenizer=ByteTokenizer(config.model.max_context or 4096),
+        config=config, models=tuple(
+            ServedModel(model.name, name, ByteTokenizer(model.max_context or 4096), model.name)
+            for name, model in config.served.items()
+        ),
         router=plane.router, control=plane.scheduler, archive=archive, live=LiveFeed(plane.scheduler.state),
         series=SeriesBook(), metrics=metrics, now=now, started_s=now(),
     )  # fmt: skip

@@ -25,7 +25,7 @@ LONG_S = 5.0
 """No deadline that a test does not mean may be the one that ends its connection."""
 EARLIEST_S, LATEST_S = 0.9 * SHORT_S, 3.0
 """uvloop's clock has steps of a millisecond, and a busy machine is late."""
-GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @asynccontextmanager
@@ -58,7 +58,8 @@ class Client:
 
     def post(self, path: str, value: Any) -> None:
         body = json.dumps(value).encode()
-        self.writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode() + body)
 
     async def drip(self, data: bytes, every_s: float = 0.02) -> None:
         """Byte by byte, until the other side has closed."""
@@ -129,7 +130,7 @@ async def test_a_header_deadline_does_not_touch_an_answer_in_progress() -> None:
         client = await Client.connect(port)
         body = json.dumps(TEXT).encode()
         client.writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
         (spec,) = await f.arrivals(1)
         client.writer.write(GET)
@@ -148,7 +149,7 @@ async def test_a_body_sent_byte_by_byte_is_answered_408_and_closed(path: str, mo
     monkeypatch.setattr(door, "LINGER_S", 0.2)
     async with house(body_timeout_s=SHORT_S) as (f, port):
         client = await Client.connect(port)
-        client.writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n".encode())
+        client.writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n".encode())
         dripping = asyncio.create_task(client.drip(b" " * 5000))
         status, body = await client.answer()
         assert (status, body["error"]["type"]) == (408, "timeout_error")
@@ -162,7 +163,7 @@ async def test_a_body_that_nobody_wants_is_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(door, "LINGER_S", 0.2)
     async with house() as (_, port):
         client = await Client.connect(port)
-        client.writer.write(b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")
+        client.writer.write(b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n")
         dripping = asyncio.create_task(client.drip(b" " * 5000))
         assert (await client.answer())[0] == 404
         assert await client.closed_after() < LATEST_S
@@ -173,7 +174,7 @@ async def test_a_body_announced_over_the_limit_is_not_waited_for(monkeypatch: py
     monkeypatch.setattr(door, "LINGER_S", 0.2)
     async with house(max_body_bytes=4999) as (_, port):
         client = await Client.connect(port)
-        client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")
+        client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n")
         status, body = await client.answer()
         assert (status, "4999 bytes" in body["error"]["message"]) == (413, True)
         assert await client.closed_after() < LATEST_S
@@ -196,7 +197,7 @@ async def test_a_request_in_progress_is_not_idle() -> None:
         client = await Client.connect(port)
         body = json.dumps(TEXT).encode()
         client.writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
         (spec,) = await f.arrivals(1)
         await asyncio.sleep(3 * SHORT_S)
@@ -207,7 +208,7 @@ async def test_a_request_in_progress_is_not_idle() -> None:
 
 async def unread_answer() -> None:
     async with house(read_timeout_s=SHORT_S) as (f, port):
-        f.gateway.tokenizer.max_context = 10_000_000
+        f.gateway.models[0].tokenizer.max_context = 10_000_000
         client = await Client.connect(port, limit=1024)
         client.post("/tokenize", {"prompt": "é" * 1_000_000})
         await client.writer.drain()

@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off() -> None:
     async with front(Config(model=MODEL, limits=Limits(max_unread_tokens=64))) as f:
         reader, writer = await asyncio.open_connection(f.client.host, f.client.port, limit=1024)
         body = json.dumps(TEXT | {"stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         (spec,) = await f.arrivals(1)
         for place in range(100_000):

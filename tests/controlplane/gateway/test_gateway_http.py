@@ -205,13 +205,13 @@ async def test_long_prompts_do_not_hold_up_the_loop() -> None:
     config = Config(model=Model(name="m", engine="emulated", max_context=2_000_000))
     async with front(config) as f:
         threads = list[str]()
-        real = f.gateway.tokenizer.encode
+        real = f.gateway.models[0].tokenizer.encode
 
         def encode(text: str, add_special_tokens: bool) -> list[int]:
             threads.append(threading.current_thread().name)
             return real(text, add_special_tokens)
 
-        f.gateway.tokenizer.encode = encode  # type: ignore[method-assign]
+        f.gateway.models[0].tokenizer.encode = encode  # type: ignore[method-assign]
         f.reply(lambda spec: items(spec.request_id, "a"))
         assert (await post(f, "/v1/completions", TEXT | {"prompt": "y" * 1_000_000}))[0] == 200
         assert (await post(f, "/v1/completions", TEXT))[0] == 200

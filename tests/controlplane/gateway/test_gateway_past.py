@@ -116,6 +116,25 @@ async def test_with_keys_the_actor_is_whose_key_it_was() -> None:
         assert event.apply.actor == "alice"
 
 
+@pytest.mark.parametrize(("host", "settings", "status"), [
+    ("evil.example", Server(), 403), ("evil.example:80", Server(), 403), ("127.0.0.1.evil.example", Server(), 403),
+    ("localhost:1", Server(), 200), ("[::1]:8000", Server(), 200), ("127.0.0.1", Server(), 200),
+    ("fleet.local:80", Server(allowed_hosts=("Fleet.local",)), 200),
+    ("evil.example", Server(api_keys={"alice": "sk-12345678"}), 200),
+])  # fmt: skip
+async def test_a_name_that_others_pointed_here_is_refused(host: str, settings: Server, status: int) -> None:
+    """DNS rebinding: to the browser such a page and this server are one site, so that it may read every answer."""
+    config = Config(model=Model(name="m", engine="emulated"), server=settings)
+    async with front(config) as f:
+        headers = {"Host": host, "Authorization": "Bearer sk-12345678"}
+        for path in ("/v1/fleet", "/v1/live", "/metrics", "/healthz"):
+            async with f.client.get(path, headers=headers) as response:
+                assert response.status == status, path
+        if status == 403:
+            async with f.client.get("/v1/fleet", headers=headers) as response:
+                assert "server.allowed_hosts" in (await response.json())["error"]["message"]
+
+
 @pytest.mark.parametrize(("site", "keys", "status"), [
     ("cross-site", {}, 403), ("same-origin", {}, 200), (None, {}, 200), ("cross-site", {"alice": "sk-12345678"}, 200),
 ])  # fmt: skip

@@ -106,6 +106,20 @@ def test_an_unstreamed_answer_is_timed_by_its_tokens_and_ends_with_the_last(benc
     assert "".join(piece.text for piece in stream.take()) == "ab"
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_an_end_without_a_token_ends_it_once_all_before_it_is_here(bench: Bench, live: bool) -> None:
+    """As an engine says that only learns afterwards that its last token was the last."""
+    stream = bench.open(live=live)
+    bench.expect()
+    end = TokenItem(request_id="r", generation=1, index=2, token_ids=(), finish=FinishReason.LENGTH)
+    bench.step(*items("r", "a", finish=None), end)
+    assert stream.finish is None
+    bench.step(*items("r", "b", finish=None, start=1))
+    assert bench.read(stream) == "ab"
+    ended = bench.ended()
+    assert (ended.outcome, ended.finish_reason, ended.by_node, ended.output_tokens) == ("ok", "length", True, 2)
+
+
 def test_one_token_has_no_tpot(bench: Bench) -> None:
     bench.open(live=False)
     bench.expect()

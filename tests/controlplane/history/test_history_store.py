@@ -111,7 +111,8 @@ async def test_series_outlive_the_control_plane_and_a_database_of_the_release_be
 ) -> None:
     db = schema.open_database(path)
     db.executescript(
-        "DROP TABLE series; DROP TABLE looks; DROP TABLE autopilot; DROP TABLE classes; PRAGMA user_version = 1;"
+        "DROP TABLE series; DROP TABLE looks; DROP TABLE autopilot; DROP TABLE classes; DROP TABLE plans;"
+        "PRAGMA user_version = 1;"
     )
     db.close()
     rows = [SeriesRow(at_s=1000 + 10 * number, values={"in_flight": (number, 0.0, 9.5)}) for number in range(3)]
@@ -141,7 +142,8 @@ async def test_series_of_a_clock_that_was_ahead_do_not_stand_in_the_way_of_new_o
 
 async def test_looks_are_kept_by_their_id_and_the_autopilots_state_is_the_last(path: Path) -> None:
     db = schema.open_database(path)
-    db.executescript("DROP TABLE looks; DROP TABLE autopilot; DROP TABLE classes; PRAGMA user_version = 2;")
+    dropped = "DROP TABLE looks; DROP TABLE autopilot; DROP TABLE classes; DROP TABLE plans;"
+    db.executescript(f"{dropped} PRAGMA user_version = 2;")
     db.close()
     history = HistoryStore(path)
     assert await history.autopilot() is None
@@ -244,7 +246,7 @@ async def test_a_read_that_cannot_work_fails_alone_and_is_logged(
 
 async def test_objectives_are_kept_as_they_were_last_set(path: Path) -> None:
     db = schema.open_database(path)
-    db.executescript("DROP TABLE classes; PRAGMA user_version = 3;")
+    db.executescript("DROP TABLE classes; DROP TABLE plans; PRAGMA user_version = 3;")
     db.close()
     history = HistoryStore(path)
     assert await history.classes() is None

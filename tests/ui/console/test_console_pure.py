@@ -195,9 +195,9 @@ def test_a_plan_has_ended_when_its_effect_is_measured():
 
 def test_audit_rows_are_found_by_any_word():
     rows = [AuditRow(at_s=1.0, actor="alice", action="apply", subject="plan-1", detail="2P1D to 1P2D")]
-    assert matching(rows, "ALICE") == rows
-    assert matching(rows, "1p2d") == rows
-    assert matching(rows, "bob") == []
+    assert matching(rows, "ALICE", words("en")) == rows
+    assert matching(rows, "1p2d", words("en")) == rows
+    assert matching(rows, "bob", words("en")) == []
 
 
 def test_the_present_fleet_is_named_as_the_planner_names_it():

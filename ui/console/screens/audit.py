@@ -29,13 +29,17 @@ def draw(frame: Frame) -> None:
     rows = frame.ask(lambda client: client.audit(NUM_ROWS))
     if rows is not None:
         shown = [row for row in rows if with_looks or row.action not in LOOKS]
-        show(audit_table(matching(shown, wanted), say))
+        show(audit_table(matching(shown, wanted, say), say))
 
 
-def matching(rows: Sequence[AuditRow], wanted: str) -> list[AuditRow]:
+def matching(rows: Sequence[AuditRow], wanted: str, say: Words) -> list[AuditRow]:
     """Rows in whose words `wanted` is found, upper or lower case."""
     low = wanted.lower()
-    return [row for row in rows if low in " ".join((row.actor, row.action, row.subject, row.detail)).lower()]
+    return [
+        row
+        for row in rows
+        if low in " ".join((row.actor, row.action, row.subject, say.sentence(row.said, row.detail))).lower()
+    ]
 
 
 def audit_table(rows: Sequence[AuditRow], say: Words) -> Markup:
@@ -47,7 +51,7 @@ def audit_table(rows: Sequence[AuditRow], say: Words) -> Markup:
     ]  # fmt: skip
     found = [
         (
-            when(row.at_s), row.actor, row.action, row.subject, row.detail,
+            when(row.at_s), row.actor, row.action, row.subject, say.sentence(row.said, row.detail),
             *(figures.per_s((side or Prediction()).goodput_per_s) for side in (row.predicted, row.measured)),
             *(figures.share((side or Prediction()).attainment) for side in (row.predicted, row.measured)),
         )

@@ -27,12 +27,13 @@ def draw(frame: Frame) -> None:
     if view is None:
         return
     _mode(frame, view)
-    st.caption(view.rule)
+    st.caption(say.sentence(view.rule_said, view.rule))
     _pins(frame, view)
     if view.evaluations:
         columns = [Column(say.say("console.ago"), True), Column(say.say("term.model")),
                    Column(say.say("console.autopilot.code")), Column(say.say("term.detail"), wraps=True)]  # fmt: skip
-        rows = [(figures.span(one.ago_s), one.model, one.code, one.line) for one in view.evaluations[:MAX_LOOKS]]
+        rows = [(figures.span(one.ago_s), one.model, one.code, say.sentence(one.said, one.line))
+                for one in view.evaluations[:MAX_LOOKS]]  # fmt: skip
         with st.expander(say.say("console.autopilot.looks")):
             show(table(columns, rows, say.say("console.autopilot.looks")))
     if view.score.moves:
@@ -47,7 +48,7 @@ def draw(frame: Frame) -> None:
 
 def _mode(frame: Frame, view: AutopilotView) -> None:
     say = frame.say
-    st.text(view.line)
+    st.text(say.sentence(view.said, view.line))
     key = f"autopilot mode {view.mode}"
     st.segmented_control(
         say.say("console.autopilot.mode"), MODES, default=view.mode, key=key, disabled=frame.stale,

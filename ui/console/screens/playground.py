@@ -16,6 +16,7 @@ from ui.client import FleetClient
 from ui.console.frame import Frame, show
 from ui.console.screens.requests import waterfall
 from ui.errors import CliError
+from ui.insight import refusal_text
 
 TALK = "talk"
 """In the session: [(who, text, turn or None, record or None)]."""
@@ -78,7 +79,7 @@ def _stream(
             place.text(text)
         return future.result()
     except CliError as error:
-        st.error(str(error))
+        st.error(refusal_text(error, frame.say))
         return None
     finally:
         future.cancel()

@@ -47,7 +47,7 @@ def _advised(frame: Frame) -> None:
     found = advised(view)
     if view is None or not found:
         return
-    st.info(frame.say.say("console.rebalance.advised", line=view.line))
+    st.info(frame.say.say("console.rebalance.advised", line=frame.say.sentence(view.said, view.line)))
     if frame.button(frame.say.say("console.rebalance.take"), "take"):
         _dry_run(frame, found)
 

@@ -14,6 +14,7 @@ from ui.console import charts
 from ui.console.frame import Frame, show
 from ui.console.markup import Column, table, tag
 from ui.console.views import stage_name
+from ui.insight import miss_text, reason_text
 from ui.words import Words
 
 NUM_ASKED, NUM_SHOWN = 500, 50
@@ -102,7 +103,7 @@ def candidate_table(candidates: Sequence[CandidateView], say: Words) -> Markup:
             one.prefill or say.say("console.requests.by_decode"), one.decode,
             *map(figures.seconds, (one.ttft_s, one.queue_s, one.prefill_s)),
             figures.seconds(max(0.0, one.ttft_s - one.queue_s - one.prefill_s)), figures.seconds(one.tpot_s),
-            figures.count(one.cached_tokens), one.reason,
+            figures.count(one.cached_tokens), reason_text(one, say),
         )
         for one in candidates
     ]  # fmt: skip
@@ -124,8 +125,10 @@ def _outcome(record: RequestRecord, say: Words) -> Markup:
 
 def _detail(record: RequestRecord, say: Words) -> None:
     show(tag("h3", f"{record.request_id} ", _outcome(record, say), class_="pp-h3"))
+    if missed := miss_text(record, say):
+        st.warning(missed)
     if record.error:
-        st.error(record.error)
+        st.error(say.say("request.told", message=record.error))
     if record.prefill or record.decode:
         st.caption(say.say("console.requests.places", prefill=record.prefill or record.decode, decode=record.decode,
                            resumes=record.num_resumes, migrations=record.num_migrations))  # fmt: skip
