@@ -7,6 +7,8 @@ stays in the engine, so that its whole blocks beyond the prompt are not saved, c
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from nodes.core.admission import Admission
 from nodes.core.endings import Endings
 from nodes.core.events import Add, Arriving, CannotPause, Effect, Emit, KvReady, Pause, SequenceSpec, Work
@@ -15,7 +17,7 @@ from nodes.core.launched import Launched
 from nodes.core.sequence import Roster, Sequence, State
 from nodes.core.served_residency import ServedConfig, ServedResidency
 from nodes.engines.served import Job, Output
-from transfer.terms import RequestId
+from transfer.terms import RequestId, SamplingParams
 
 
 class ServedCore(Admission):
@@ -79,13 +81,21 @@ class ServedCore(Admission):
         blocks = sequence.table.blocks[: self._residency.staged_blocks(sequence)]
         received = sequence.work is Work.RECEIVE
         job = Job(
-            sequence.request_id, sequence.generation, list(sequence.tokens), sequence.num_output, sequence.params,
-            blocks, num_loaded=sequence.num_computed,
+            sequence.request_id, sequence.generation, list(sequence.tokens), sequence.num_output,
+            self._sampling(sequence), blocks, num_loaded=sequence.num_computed,
             save_from=len(blocks) if received else sequence.num_computed // sequence.block_size,
             salt=sequence.spec.salt, priority=sequence.spec.priority,
         )  # fmt: skip
         self._jobs[sequence.request_id] = Launched(sequence, job, self.config.num_layers)
         effects.append(Launch(job=job))
+
+    def _sampling(self, sequence: Sequence) -> SamplingParams | None:
+        """Engines refuse to begin what cannot end within their context; here it ends there."""
+        params = sequence.params
+        room = self.config.max_length - (len(sequence.tokens) - sequence.num_output)
+        if params is None or params.max_tokens <= room:
+            return params
+        return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
     # --- a job runs and ends --------------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ class ServedEngine(Protocol):
     `aclose` on it aborts the request; when it returns, or the generator ends in any way, the engine reads and writes
     none of its blocks any more.
 
+    max_length: most tokens of one request that the engine takes, prompt and output.
     capacity_blocks: blocks of KV that the engine itself can hold for requests that run, of layout.block_size tokens.
     arena, num_blocks: memory of ours beside it through which KV comes and goes, and which serves as its prefix cache;
     shares_kv False: nothing comes and goes, the arena has one block and stays unused.
@@ -84,6 +85,7 @@ class ServedEngine(Protocol):
     layout: KvLayout
     arena: KvArena
     num_blocks: int
+    max_length: int
     capacity_blocks: int
     shares_kv: bool
     hardware: HardwareProfile

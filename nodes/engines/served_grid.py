@@ -45,7 +45,7 @@ class _Kind:
 async def time_requests(engine: ServedEngine, seconds: float, on_timed: OnTimed | None = None) -> Timed:
     """Takes about `seconds`, or what MIN_ROUNDS of each take. Raises InvalidValue when the engine has no room,
     JobFailed or EngineFailed as `run` does."""
-    limit = min(engine.model.max_context, engine.capacity_blocks * engine.layout.block_size) - DRAWN
+    limit = min(engine.max_length, engine.capacity_blocks * engine.layout.block_size) - DRAWN
     kinds = [_Kind(count, start) for count, start in PROMPTS if start + count <= limit]
     kinds += [_Kind(context, batch=batch) for batch, context in DECODES if batch * context <= limit]
     if len(kinds) < len(PROMPTS):

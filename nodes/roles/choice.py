@@ -35,10 +35,12 @@ def batch_config(
     engine: Engine | ServedEngine, *, token_budget: int, max_running: int, prefix_cache: bool
 ) -> BatchConfig:
     """Of this engine; one that keeps its KV to itself has its prefix cache there."""
+    max_context = engine.model.max_context
     if isinstance(engine, ServedEngine):
         prefix_cache = prefix_cache and engine.shares_kv
+        max_context = min(max_context, engine.max_length)
     return BatchConfig(
-        num_blocks=engine.num_blocks, block_size=engine.layout.block_size, max_context=engine.model.max_context,
+        num_blocks=engine.num_blocks, block_size=engine.layout.block_size, max_context=max_context,
         token_budget=token_budget, max_running=max_running, eos_token_ids=engine.model.eos_token_ids,
         prefix_cache=prefix_cache,
     )  # fmt: skip

@@ -59,6 +59,13 @@ def test_greedy_text_is_that_of_a_single_vllm(fleet: Fleet, expected: list[Answe
     nothing_held(fleet)
 
 
+def test_a_chat_that_names_no_length_is_answered(fleet: Fleet) -> None:
+    """The model could hold 8,192 tokens, vLLM was started for half of them."""
+    asked = fleet.cli("chat", "What is the capital of France?", "--temperature", "0", timeout_s=120)
+    assert asked.returncode == 0, asked.stderr
+    assert "Paris" in asked.stdout
+
+
 async def timed(fleet: Fleet, wanted: list[dict[str, Any]]) -> tuple[list[float], list[Answer]]:
     """One after another: seconds to the first token each, and the answers."""
     ttfts, answers = [], []

@@ -100,6 +100,7 @@ class OpenAiEngine:
         self.arena: KvArena = HostArena(self.layout, self.num_blocks)
         most = (facts.slots or options.max_running) * self.layout.num_blocks(identity.max_context)
         self.capacity_blocks = options.num_blocks or most
+        self.max_length = identity.max_context
 
     async def learn(self) -> None:
         """Find the dialect, then the pace. Raises InvalidValue when the server refuses every form of a request."""

@@ -81,7 +81,7 @@ class VllmEngine:
         self.version, self.model, self.layout = hello.version, model, arena.layout
         self.arena, self.num_blocks = arena, arena.num_blocks
         self.capacity_blocks = hello.num_blocks * (hello.block_size // arena.layout.block_size)
-        self.max_model_len = hello.max_model_len
+        self.max_length = hello.max_model_len
         self.latency, self.hardware, self.profile_key = latency, latency.hardware, profile_key
         self.server, self.child = server, child
         self.num_loads_failed = 0

@@ -262,6 +262,20 @@ def test_long_outputs_are_charged_as_they_grow_and_need_no_arena() -> None:
     assert len(h.record("a").output) == 600
 
 
+def test_no_more_output_is_asked_of_the_engine_than_it_has_room_for() -> None:
+    """A chat without max_tokens gets what the model could hold; an engine that holds less would refuse all of it."""
+    h = ServedHarness(served_config(max_context=len(PROMPT) + 5))
+    wanted = params(600, min_tokens=9)
+    job = only(h.add(spec("a", PROMPT, sampling=wanted)), Launch).job
+    assert job.sampling is not None
+    assert (job.sampling.max_tokens, job.sampling.min_tokens) == (5, 5)
+    h = ServedHarness(h.config)
+    resumed = msgspec.structs.replace(spec("b", [*PROMPT, 1, 2], sampling=wanted), num_output=2)
+    job = only(h.add(resumed), Launch).job
+    assert job.sampling is not None
+    assert job.sampling.max_tokens == 5, "output there is already counts"
+
+
 def test_a_prompt_that_the_arena_cannot_hold_is_refused_for_good() -> None:
     h = ServedHarness(served_config(num_blocks=2))
     refused = only(h.add(spec("a", PROMPT)), NotAdmitted)

@@ -37,7 +37,7 @@ class Stepping:
     """Batches as such engines do: all prompts that have come in one step, beside those that decode. Its clock is its
     own and moves by what TRUE says."""
 
-    model = SimpleNamespace(vocab_size=1000, max_context=4096)
+    model, max_length = SimpleNamespace(vocab_size=1000), 4096
     layout, shares_kv, latency = LAYOUT, True, DECLARED
 
     def __init__(self, capacity_blocks: int = 512) -> None:

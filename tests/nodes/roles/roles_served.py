@@ -45,6 +45,7 @@ class ToyServed:
         self.model = emulated_identity("llama-3.1-8b")
         self.layout = layered(emulated_layout(BLOCK))
         self.num_blocks, self.capacity_blocks, self.shares_kv = num_blocks, capacity_blocks, shares_kv
+        self.max_length = self.model.max_context
         self._host = HostArena(self.layout, num_blocks)
         self.arena: KvArena = self._host
         self.slow = 1.0
