@@ -21,6 +21,8 @@ OWN_NETWORK = ("unshare", "--net", "--mount")
 def why_not_here() -> str | None:
     if os.getuid() != 0:
         return "pods of one's own need root"
+    if ROOT.is_relative_to("/tmp"):
+        return f"pods have a /tmp of their own, which hides this checkout in {ROOT}"
     probe = subprocess.run([*OWN_NETWORK, "true"], check=False, capture_output=True)
     return "this machine gives nobody a network of their own" if probe.returncode else None
 
