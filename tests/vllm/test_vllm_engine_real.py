@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import create_server
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,3 +277,31 @@ async def test_a_vllm_outlives_the_agents_that_attach_to_it(options: VllmOptions
             await start_vllm(replace(attach, block_size=48))
     finally:
         await child.stop()
+
+
+async def test_kv_that_failed_to_load_is_no_prefix_for_others_once_its_request_is_aborted(
+    pair: tuple[VllmEngine, VllmEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, blocks, began = pair[0], list(range(19)), asyncio.Event()
+    alone = await run(engine, job(GREEDY, blocks, 0, len(blocks), "alone"))
+    grant = engine._link.grant
+
+    def spoiled(*given: Any) -> Any:
+        granted = grant(*given)
+        engine.arena.bump(blocks[3])
+        return granted
+
+    async def doomed() -> None:
+        one = job(GREEDY, blocks, 320, len(blocks), "shared")
+        async with aclosing(engine.run(one, began.set, lambda *what: None)) as outputs:
+            async for _ in outputs:
+                pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._link, "grant", spoiled)
+        task = asyncio.create_task(doomed())
+        await asyncio.wait_for(began.wait(), 30)  # the step is under way whose load has failed
+        task.cancel()
+        await asyncio.wait([task])
+    again = await run(engine, job(GREEDY, blocks, 0, len(blocks), "shared"))
+    assert again.tokens == alone.tokens

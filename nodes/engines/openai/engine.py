@@ -17,7 +17,7 @@ from nodes.engines.openai.dialect import PROBES, Dialect, Reader
 from nodes.engines.openai.facts import Facts, read_facts, until_ready
 from nodes.engines.openai.pace import measured
 from nodes.engines.openai.text import Text
-from nodes.engines.openai.upstream import KEY_FAULTS, Declined, Upstream, checked_url
+from nodes.engines.openai.upstream import BUSY, KEY_FAULTS, Declined, Upstream, checked_url
 from nodes.engines.served import Job, OnSaved, OnStarted, Output
 from nodes.hardware import probe
 from nodes.shapes import latency_profile, shape_from_config
@@ -112,6 +112,8 @@ class OpenAiEngine:
             except Declined as error:
                 if error.status in KEY_FAULTS:
                     raise InvalidValue(f"{error}; put its key in a file and name it by --engine-key-file") from None
+                if error.status in BUSY:
+                    raise EngineFailed(str(error)) from None
                 refused = error
         else:
             raise InvalidValue(f"{refused}; it must serve /v1/completions")

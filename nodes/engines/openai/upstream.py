@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from nodes.engines.answers import read_body
 from transfer.errors import EngineFailed, InvalidValue, JobFailed
 
 CONNECT_S = 5.0
@@ -26,6 +27,8 @@ LINE_BYTES = 1 << 20
 MAX_SAID_CHARS = 200
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 400, 401, 403, 404
 KEY_FAULTS = (UNAUTHORIZED, FORBIDDEN)
+BUSY = (429, 502, 503, 504)
+"""Of the moment: they say nothing of what the server understands."""
 HEALTH = ("/health", "/v1/models")
 """The first of them that the server has tells whether it is well."""
 
@@ -77,8 +80,7 @@ class Upstream:
         """Status and JSON body (None where it is none). Raises EngineFailed when there is no answer."""
         try:
             async with asyncio.timeout(ASK_S), self._session.get(self.url + path, allow_redirects=False) as answer:
-                body = await answer.content.read(LINE_BYTES)
-                return answer.status, _parsed(body)
+                return answer.status, _parsed(await read_body(answer, LINE_BYTES))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineFailed(f"the server at {self.url} does not answer ({_why(error)}); is it running?") from error
 
@@ -101,7 +103,7 @@ class Upstream:
                 f"{self.url}/v1/completions", json=body, allow_redirects=False
             ) as answer:  # fmt: skip
                 if answer.status != 200:
-                    raise Declined(self.url, answer.status, _said(await answer.content.read(LINE_BYTES)))
+                    raise Declined(self.url, answer.status, _said(await read_body(answer, LINE_BYTES)))
                 yield None
                 try:
                     while line := await answer.content.readline():

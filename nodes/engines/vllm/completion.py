@@ -101,13 +101,13 @@ def read_output(data: bytes, num_logprobs: int | None) -> Output | None:
 
 
 def read_error(status: int, body: bytes) -> str:
-    """What an HTTP error of vLLM says, in at most a line."""
+    """What an HTTP error of vLLM says, in at most a line. What is no such error may repeat the prompt: not shown."""
     try:
         error = _chunks.decode(body).error
     except msgspec.DecodeError:
         error = None
-    message = error.message if error is not None else body[:200].decode("utf-8", "replace")
-    return f"vLLM refused the request ({status}): {' '.join(message.split())[:400]}"
+    said = f": {' '.join(error.message.split())[:400]}" if error is not None else ""
+    return f"vLLM refused the request ({status}){said}"
 
 
 def _sampling(sampling: SamplingParams, job: Job, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from nodes.engines.vllm.frames import PROTOCOL, Hello
 from nodes.engines.vllm.mover import Cache, PackedCache, PlainCache
-from nodes.engines.vllm.plan import Requests, StepItem
+from nodes.engines.vllm.plan import Requests, StepItem, spoiled
 from nodes.engines.vllm.probe import find_cells
 from nodes.engines.vllm.worker import Worker
 from transfer.errors import InvalidValue
@@ -43,6 +43,8 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._requests = Requests()
         self._over: list[int] = []
+        self._step: list[StepItem] = []
+        self._pool: Any = None
         self._worker: Worker | None = None
         self._layers: dict[str, int] = {}
 
@@ -73,7 +75,17 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
         ):
             fresh = request_id in cached.resumed_req_ids
             self._add(plan, request_id, blocks, start, counts[request_id], fresh=fresh)
+        self._step = plan.items
         return plan
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """vLLM leaves blocks that failed to load in its prefix cache, for whoever computes them; one that is aborted
+        before would leave them there for others."""
+        if connector_output.invalid_block_ids and self._pool is not None:
+            self._pool.evict_blocks(spoiled(self._step, connector_output.invalid_block_ids))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         job = self._requests.finished(request.request_id)

@@ -108,7 +108,7 @@ class VllmEngine:
                     yield output
         finally:
             self.num_loads_failed += watched.loads_failed
-            await asyncio.shield(self._link.revoke(number))
+            await _to_the_end(self._link.revoke(number))
 
     async def watch(self) -> None:
         """Raises EngineFailed once the process, the connector or the server's health is gone."""
@@ -265,6 +265,18 @@ async def _joined(link: Link, server: VllmServer, child: Child | None, timeout_s
     if reason:
         raise EngineFailed(reason)
     return link.joined.result()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Not cut short by a cancellation, which is raised afterwards. work: has a deadline of its own."""
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _first(waits: list[Coroutine[Any, Any, str]]) -> str:

@@ -137,6 +137,15 @@ class Progress:
         return range(first, self.saved)
 
 
+def spoiled(items: list[StepItem], failed: set[int]) -> set[int]:
+    """Blocks of a step whose KV is not what their tokens say: from one that failed to load to the end of each table."""
+    found: set[int] = set()
+    for item in items:
+        first = next((index for index, block in enumerate(item.blocks) if block in failed), len(item.blocks))
+        found.update(item.blocks[first:])
+    return found
+
+
 def read_ticket(params: dict[str, Any] | None) -> Ticket | None:
     """None where the request is not ours, or what it carries is no ticket: it is then served without moving KV."""
     found = params.get(PARAMS) if isinstance(params, dict) else None

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from nodes.engines.answers import read_body
 from nodes.engines.vllm.completion import SseParser, read_error
 from transfer.errors import EngineFailed, JobFailed
 
@@ -23,7 +24,7 @@ IDLE_S = 600.0
 """A request may wait this long for its next token; vLLM queues what it has no room for."""
 ASK_S = 5.0
 MAX_ERROR_BYTES = 1 << 16
-BAD_REQUEST, SERVER_ERROR = 400, 500
+OK, BAD_REQUEST, SERVER_ERROR = 200, 400, 500
 _METRIC = re.compile(r"^(vllm:[a-z_]+)(?:\{([^}]*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -55,7 +56,9 @@ class VllmServer:
     async def complete(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         """The data of each event. Raises Rejected when the request is refused, JobFailed when its stream breaks off."""
         try:
-            async with self._session.post(f"{self.url}/v1/completions", json=body) as response:
+            async with self._session.post(
+                f"{self.url}/v1/completions", json=body, allow_redirects=False
+            ) as response:  # fmt: skip
                 self._running.add(response)
                 try:
                     async with aclosing(_events(response)) as events:
@@ -132,8 +135,8 @@ class VllmServer:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    if response.status >= BAD_REQUEST:
-        said = read_error(response.status, await response.content.read(MAX_ERROR_BYTES))
+    if response.status != OK:
+        said = read_error(response.status, await read_body(response, MAX_ERROR_BYTES))
         raise Rejected(said) if response.status < SERVER_ERROR else JobFailed(said)
     parser = SseParser()
     async for data in response.content.iter_any():

@@ -69,7 +69,7 @@ class Worker:
         if self._complete is None:
             self._complete = [
                 (item, blocks) for item in self._items
-                if item.job in self._jobs and (blocks := self._jobs[item.job].complete(item))
+                if item.job in self._jobs and self._is_sound(item) and (blocks := self._jobs[item.job].complete(item))
             ]  # fmt: skip
         for item, blocks in self._complete:
             self._save(layer, item, blocks)
@@ -110,6 +110,11 @@ class Worker:
                     return "a block has changed hands"
             self._copies.load(layer, span, halves)
         return ""
+
+    def _is_sound(self, item: StepItem) -> bool:
+        """Whether what it goes on from is right: it may share blocks that another one of the step failed to load. vLLM
+        repeats the step of both."""
+        return self._failed_blocks.isdisjoint(item.blocks[: -(-item.start // self._block_size)])
 
     def _load_failed(self, item: StepItem, reason: str) -> None:
         log.warning("KV of %d tokens of job %d is computed: %s", item.start - item.load_from, item.job, reason)

@@ -53,6 +53,8 @@ class Script:
     ends: bool = False
     fault: str = ""
     healthy: bool = True
+    in_pieces: bool = False
+    busy: int = 0
     key: str | None = None
     names: tuple[str, ...] = ("tiny-served",)
     gap_s: float = 0.0
@@ -94,7 +96,14 @@ async def _health(script: Script, request: web.Request) -> web.Response:
 async def _models(script: Script, request: web.Request) -> web.Response:
     if (denied := _denied(script, request)) is not None:
         return denied
-    return web.json_response({"data": [{"id": name, "max_model_len": 256} for name in script.names]})
+    listed = json.dumps({"data": [{"id": name, "max_model_len": 256} for name in script.names]}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (listed[:20], listed[20:]):
+            yield piece
+            await asyncio.sleep(0.02)
+
+    return web.Response(body=pieces() if script.in_pieces else listed, content_type="application/json")
 
 
 async def _stolen(script: Script, request: web.Request) -> web.Response:
@@ -115,6 +124,8 @@ async def _complete(script: Script, request: web.Request) -> web.StreamResponse:
         return denied
     body = await request.json()
     script.bodies.append(body)
+    if script.busy:
+        return web.json_response({"error": {"message": "come back later"}}, status=script.busy)
     if script.fault == "redirect":
         raise web.HTTPTemporaryRedirect("/elsewhere")
     if script.fault == "refuse":

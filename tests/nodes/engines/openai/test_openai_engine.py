@@ -221,6 +221,19 @@ async def test_a_server_that_cannot_serve_is_named(
             pass
 
 
+async def test_an_answer_that_comes_in_pieces_is_read_whole(model: Path) -> None:
+    async with started(Script(in_pieces=True), model) as engine:
+        assert engine.served_name == "tiny-served"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_is_busy_at_start_is_come_back_to(status: int, model: Path) -> None:
+    """What it says of the moment is not taken for what it understands."""
+    with pytest.raises(EngineFailed, match=f"{status}: come back later"):
+        async with started(Script(busy=status), model):
+            pass
+
+
 def test_small_writes_leave_at_once() -> None:
     made = _socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1)))
     with made:

@@ -50,10 +50,13 @@ class StandIn:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     breaks: bool = False
     is_ill: bool = False
+    said: web.Response | None = None
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        if self.said is not None:
+            return self.said
         if len(body["prompt"]) > 40:
             return web.json_response({"error": {"message": "maximum context length is 40"}}, status=400)
         ticket = body["kv_transfer_params"]["phaseplane"]
@@ -203,6 +206,48 @@ async def test_a_refused_request_fails_alone(served: Fixture) -> None:
     with pytest.raises(JobFailed, match=r"refused the request \(400\): maximum context length is 40"):
         await run(served.engine, job(GREEDY, num_tokens=41))
     assert (await run(served.engine, job(None)))[0]
+
+
+async def test_one_that_is_cancelled_while_it_gives_blocks_back_gives_them_back_first(served: Fixture) -> None:
+    """Its blocks are given to others once it has ended."""
+    with served.worker._link.lock:
+        task = asyncio.create_task(run(served.engine, job(GREEDY, num_tokens=41)))
+        async with asyncio.timeout(5):
+            while not (jobs := served.engine._link._jobs) or not served.stand_in.bodies:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)  # refused meanwhile: only its revocation is not answered
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        assert jobs, "the connector holds its lock, as in a copy"
+        assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+    assert served.engine._link._jobs == {}
+
+
+async def test_an_answer_in_pieces_is_read_whole_and_one_that_may_repeat_the_prompt_is_not_shown(
+    served: Fixture,
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b'{"error": {"mess', b'age": "too much"}}'):
+            yield piece
+            await asyncio.sleep(0.05)
+
+    served.stand_in.said = web.Response(status=400, body=pieces())
+    with pytest.raises(JobFailed, match=r"refused the request \(400\): too much"):
+        await run(served.engine, job(GREEDY))
+    served.stand_in.said = web.json_response({"detail": [{"input": "a secret"}]}, status=422)
+    with pytest.raises(JobFailed, match=r"refused the request \(422\)") as caught:
+        await run(served.engine, job(GREEDY))
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_redirect_is_not_followed_with_a_prompt(served: Fixture) -> None:
+    served.stand_in.said = web.Response(status=307, headers={"Location": "/health"})
+    with pytest.raises(JobFailed, match=r"\(307\)"):
+        await run(served.engine, job(GREEDY))
+    assert len(served.stand_in.bodies) == 1
 
 
 async def test_a_lost_connector_fails_what_runs_and_the_engine(served: Fixture) -> None:

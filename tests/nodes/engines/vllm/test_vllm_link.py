@@ -53,11 +53,11 @@ class Pair:
         self.watched = watched
         return job
 
-    async def step(self, item: StepItem) -> set[int]:
+    async def step(self, *items: StepItem) -> set[int]:
         """As vLLM's model runner calls a connector."""
 
         def run() -> set[int]:
-            self.worker.begin([item], [])
+            self.worker.begin(list(items), [])
             self.worker.load()
             for layer in range(LAYERS):
                 self.worker.wait_layer(layer)
@@ -124,6 +124,21 @@ async def test_a_block_that_changed_hands_is_not_loaded_nor_what_follows_saved(p
     await pair.step(StepItem(job, [4, 0, 2], 0, 19, 0, fresh=False))
     await eventually(lambda: pair.watched.num_missing == 0)
     assert sorted(pair.heard) == [(0, 2, 1), (1, 2, 1)]
+
+
+async def test_what_shares_a_block_that_failed_to_load_is_saved_only_once_it_is_computed(pair: Pair) -> None:
+    """vLLM lets requests of one step share the blocks of a prefix that one of them loads."""
+    loads = pair.grant([7, 1], 8, 2, 16)
+    shares = pair.grant([2, 3], 0, 0, 16)
+    pair.arena.bump(7)
+    first = StepItem(loads, [4, 0], 8, 16, 0, fresh=True)
+    assert await pair.step(StepItem(shares, [4, 5], 8, 16, 8, fresh=True), first) == {4}
+    await eventually(lambda: pair.watched.num_cached is not None)
+    assert pair.heard == []
+    first.start, first.fresh = 0, False
+    await pair.step(first, StepItem(shares, [4, 5], 8, 16, 8, fresh=False))
+    await eventually(lambda: pair.watched.num_missing == 0)
+    assert sorted(pair.heard) == [(0, 0, 2), (1, 0, 2)]
 
 
 async def test_once_revoked_nothing_is_read_or_written(pair: Pair) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodes.engines.vllm.plan import PARAMS, Progress, Requests, StepItem, read_ticket
+from nodes.engines.vllm.plan import PARAMS, Progress, Requests, StepItem, read_ticket, spoiled
 
 
 def params(num_loaded: int, num_tokens: int, job: int = 5) -> dict[str, Any]:
@@ -97,3 +97,12 @@ def test_a_preempted_request_saves_no_block_twice() -> None:
     progress = Progress(32, 127, save_from=0)
     assert steps(progress, (0, 64)) == [range(2)]
     assert steps(progress, (0, 96)) == [range(2, 3)]
+
+
+def test_what_follows_a_block_that_failed_to_load_is_spoiled_too() -> None:
+    items = [
+        StepItem(1, [3, 4, 5], 64, 96, 0, fresh=True), StepItem(2, [3, 4, 6], 64, 96, 64, fresh=True),
+        StepItem(3, [7, 8], 0, 64, 0, fresh=True),
+    ]  # fmt: skip
+    assert spoiled(items, {4}) == {4, 5, 6}
+    assert spoiled(items, {99}) == set()
