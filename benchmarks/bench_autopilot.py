@@ -26,7 +26,7 @@ from controlplane.sim.driver import Simulation
 from controlplane.sim.fleet import parse_fleet
 from controlplane.sim.spec import Fault, SimConfig
 from nodes.shapes import shape
-from transfer.api import AutopilotMode
+from transfer.autopilot import AutopilotMode
 from transfer.terms import Slo
 from transfer.traces.request import TraceRequest
 

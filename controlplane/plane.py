@@ -17,7 +17,8 @@ from controlplane.core.events import Arrived, AutopilotState, ClassesState, Even
 from controlplane.gateway.assembler import Assembler, Piece
 from controlplane.gateway.streams import SWEEP_EVERY_S, Client, TokenRouter
 from transfer.actors.supervision import RestartPolicy, Strategy, Supervisor
-from transfer.api import AuditRow, LookRow, RequestRecord
+from transfer.api import AuditRow, RequestRecord
+from transfer.autopilot import LookRow
 from transfer.wire.endpoint import Endpoint, OnBad, OnMessage, OnPeer
 from transfer.wire.messages import Hello
 

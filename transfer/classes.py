@@ -6,7 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from transfer.api import MAX_NAME_CHARS, MAX_VERSION
+from transfer.api import MAX_VERSION
+from transfer.autopilot import MAX_NAME_CHARS
 from transfer.terms import Slo, Struct
 
 MAX_OBJECTIVE_S = 86400.0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from transfer.api import AutopilotMode, AutopilotRequest, PinRequest
+from transfer.autopilot import AutopilotMode, AutopilotRequest, PinRequest
 from ui.ask import show
 from ui.client import DEFAULT_URL
 from ui.errors import UsageFault

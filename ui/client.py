@@ -12,20 +12,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import aiohttp
 import msgspec
 
-from transfer.api import (
-    ActionView,
-    ApplyRequest,
-    AuditRow,
-    AutopilotRequest,
-    AutopilotView,
-    FleetState,
-    HoldAction,
-    LookRow,
-    PinRequest,
-    Plan,
-    PlanRequest,
-    RequestRecord,
-)
+from transfer.api import ActionView, ApplyRequest, AuditRow, FleetState, HoldAction, Plan, PlanRequest, RequestRecord
+from transfer.autopilot import AutopilotRequest, AutopilotView, LookRow, PinRequest
 from transfer.classes import ClassesRequest, ClassesView
 from transfer.said import Said
 from transfer.screens import KvDetail, SeriesView

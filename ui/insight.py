@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from transfer.api import AutopilotView, CandidateView, FleetState, InstanceView, Plan, RequestRecord
+from transfer.api import CandidateView, FleetState, InstanceView, Plan, RequestRecord
+from transfer.autopilot import AutopilotView
 from transfer.screens import KvDetail, LinkView
 from transfer.terms import Role
 from ui import figures, looks

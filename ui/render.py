@@ -11,18 +11,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from transfer.api import (
-    AutopilotView,
-    CandidateView,
-    FleetState,
-    InstanceView,
-    KvView,
-    LookRow,
-    Plan,
-    Prediction,
-    Quantiles,
-    RequestRecord,
-)
+from transfer.api import CandidateView, FleetState, InstanceView, KvView, Plan, Prediction, Quantiles, RequestRecord
+from transfer.autopilot import AutopilotView, LookRow
 from transfer.classes import ClassesView
 from transfer.objectives import describe
 from ui.figures import seconds, share, span

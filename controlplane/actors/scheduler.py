@@ -20,7 +20,8 @@ from controlplane.core.events import Effect, Event, NodeMessage
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.streams import TokenRouter
 from transfer.actors.actor import Actor, Envelope
-from transfer.api import ActionView, AuditRow, AutopilotView, FleetState, LookRow, Plan, RequestRecord
+from transfer.api import ActionView, AuditRow, FleetState, Plan, RequestRecord
+from transfer.autopilot import AutopilotView, LookRow
 from transfer.classes import ClassesView
 from transfer.errors import MailboxFull, PeerLost, ProtocolError
 from transfer.screens import KvDetail

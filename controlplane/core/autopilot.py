@@ -34,7 +34,8 @@ from controlplane.core.pins import SPLIT, Pins
 from controlplane.core.plans import AUTOPILOT, Plans
 from controlplane.core.tried import MIN_OUTCOME, Tried, counts_of
 from controlplane.text import shown
-from transfer.api import AuditRow, AutopilotMode, AutopilotSettings, AutopilotView, Evaluation, Prediction
+from transfer.api import AuditRow, Prediction
+from transfer.autopilot import AutopilotMode, AutopilotSettings, AutopilotView, Evaluation
 from transfer.errors import InvalidValue
 from transfer.said import Said, names, said_of, say
 

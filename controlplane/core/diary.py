@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from controlplane.core.desk import Desk
 from controlplane.core.events import AutopilotKept, AutopilotState, Looked
 from controlplane.core.pins import Pins
-from transfer.api import AutopilotMode, LookRow
+from transfer.autopilot import AutopilotMode, LookRow
 
 TOLD_EVERY = 20
 """Looks that may be lost from a count when the control plane is killed."""

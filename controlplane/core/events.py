@@ -12,19 +12,14 @@ from transfer.api import (
     ActionView,
     ApplyRequest,
     AuditRow,
-    AutopilotMode,
-    AutopilotRequest,
-    AutopilotView,
     CandidateView,
     HoldAction,
-    LookRow,
     Outcome,
-    PinRequest,
-    PinView,
     Plan,
     PlanRequest,
     RequestRecord,
 )
+from transfer.autopilot import AutopilotMode, AutopilotRequest, AutopilotView, LookRow, PinRequest, PinView
 from transfer.classes import ClassesRequest, ClassesView
 from transfer.said import Said
 from transfer.terms import InstanceId, RequestId, SamplingParams, Slo, Struct

@@ -10,13 +10,14 @@ Says nothing (None, and why) where there was too little traffic. Decides nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from controlplane.core.config import CoreConfig
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance
+from controlplane.core.intervals import Z80, Noise, Trust, spread, trusted
 from controlplane.core.kinds import ROLES, Bin, Kind, bins_of, cv2, group_alike, kind_of, usual_speeds
 from controlplane.core.queues import Pace, Queue, Server, capacity, keeps_pace, pace
 from controlplane.core.traffic import Arrival, Load, Traffic
@@ -24,8 +25,6 @@ from transfer.api import Prediction
 from transfer.said import Said, say
 from transfer.terms import InstanceId, Role, Slo
 
-Z80 = 1.2816
-"""Half-width of an 80 % interval of the normal distribution, in standard deviations."""
 DEFAULT_ERROR = 0.1
 """Relative error of predicted step times where nobody measured it."""
 MIN_MEASURED = 10
@@ -35,7 +34,6 @@ Split = tuple[tuple[int, int, int], ...]
 """How many instances of each kind have each of ROLES."""
 Bumps = list[tuple[float, float]]
 """Of mixed instances: share of all that decode, and what prompts there add to the pace, as keeps_pace takes it."""
-Scenario = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,6 @@ class Forecast:
     @property
     def goodput_per_s(self) -> float:
         return self.rate_per_s * self.attainment
-
-
-class Noise(NamedTuple):
-    """Relative standard deviations: of the recorded work of each phase, by chance, and of the model."""
-
-    prefill: float
-    decode: float
-    model: float
 
 
 class Predictor:
@@ -292,10 +282,6 @@ def forecast(
     return predictor.forecast(predictor.split(roles))
 
 
-Trust = Callable[[float], float]
-"""Relative error of the model, given the one that its profiles declare: what came of earlier moves corrects it."""
-
-
 def predict(
     config: CoreConfig, group: Group | None, roles: Mapping[InstanceId, Role], traffic: Traffic, now: float,
     trust: Trust | None = None,
@@ -349,30 +335,6 @@ def _provenance(one: Instance, shapes: Sequence[Arrival]) -> str:
     longest = max(shapes, key=lambda shape: shape.prompt_tokens)
     cached = min(longest.cached_tokens, longest.prompt_tokens)
     return one.profile.prefill_provenance(longest.prompt_tokens - cached, cached, one.hello.token_budget)
-
-
-def trusted(noise: Noise, trust: Trust | None) -> Noise:
-    """The same chance, and the error that the model turned out to have."""
-    return noise if trust is None else noise._replace(model=trust(noise.model))
-
-
-def off(chance: float, noise: Noise, z: float) -> float:
-    """How much more work a phase may have than was seen, as a share: by chance (z) and by the model (always Z80)."""
-    return math.hypot(z * chance, Z80 * noise.model)
-
-
-def spread(value: Scenario, noise: Noise, z: float) -> tuple[float, float]:
-    """How far below and above its middle `value(prefill factor, decode factor)` may lie. Each phase's work is taken as
-    much too small and too large as `off` allows; what comes of it adds up in square."""
-    middle = value(1.0, 1.0)
-    below = above = 0.0
-    for place, chance in enumerate((noise.prefill, noise.decode)):
-        most = 1.0 + off(chance, noise, z)
-        for factor in (1.0 / most, most):
-            moved = value(factor, 1.0) if place == 0 else value(1.0, factor)
-            below = math.hypot(below, max(0.0, middle - moved))
-            above = math.hypot(above, max(0.0, moved - middle))
-    return below, above
 
 
 def pace_of(group: Group) -> dict[InstanceId, float]:

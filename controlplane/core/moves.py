@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from controlplane.core.forecast import Z80, Forecast, Predictor, Split, Trust, off, spread, trusted
+from controlplane.core.forecast import Forecast, Predictor, Split
 from controlplane.core.instance import Instance
+from controlplane.core.intervals import Z80, Trust, off, spread, trusted
 from controlplane.core.kinds import ROLES
 from transfer.said import Said, say
 from transfer.terms import InstanceId, Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transfer.api import PinView
+from transfer.autopilot import PinView
 from transfer.said import Said, say
 
 SPLIT = "split"

@@ -28,7 +28,8 @@ from controlplane.core.rebalance import plan_steps, risks
 from controlplane.core.score import Applied, Outcome, Scores
 from controlplane.core.steps import StepRun, StepState
 from controlplane.text import shown
-from transfer.api import AuditRow, Plan, PlanRequest, PlanStep, Prediction, ScoredMove
+from transfer.api import AuditRow, Plan, PlanRequest, PlanStep, Prediction
+from transfer.autopilot import ScoredMove
 from transfer.errors import InvalidValue
 from transfer.said import Said, counted, said_of, say
 from transfer.terms import InstanceId, Role

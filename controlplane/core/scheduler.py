@@ -50,7 +50,8 @@ from controlplane.core.recovery import Recovery
 from controlplane.core.replication import SKETCH_WIDTH, Replication
 from controlplane.core.score import Scores
 from controlplane.core.view import core_metrics, fleet_state, kv_detail
-from transfer.api import AutopilotView, FleetState, Plan
+from transfer.api import FleetState, Plan
+from transfer.autopilot import AutopilotView
 from transfer.classes import ClassesView
 from transfer.screens import KvDetail
 from transfer.sketch import CountMin

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from transfer.api import ScoredMove, ScoreView
+from transfer.autopilot import ScoredMove, ScoreView
 
 MAX_SCORED = 32
 PRIOR = 4

@@ -18,7 +18,8 @@ from controlplane.gateway.live import LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.streams import TokenRouter
 from controlplane.gateway.tokenizer import TextTokenizer
-from transfer.api import ActionView, AuditRow, AutopilotView, FleetState, LookRow, Plan, RequestRecord
+from transfer.api import ActionView, AuditRow, FleetState, Plan, RequestRecord
+from transfer.autopilot import AutopilotView, LookRow
 from transfer.classes import ClassesView
 from transfer.screens import KvDetail
 

@@ -10,7 +10,7 @@ from controlplane.gateway.bodies import decoder, read, receive
 from controlplane.gateway.errors import invalid
 from controlplane.gateway.generate import json_response
 from controlplane.gateway.service import GATEWAY, TENANT
-from transfer.api import MAX_NAME_CHARS, AutopilotRequest, PinRequest
+from transfer.autopilot import MAX_NAME_CHARS, AutopilotRequest, PinRequest
 
 _change = decoder(AutopilotRequest)
 _pin = decoder(PinRequest)

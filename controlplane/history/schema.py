@@ -12,7 +12,8 @@ import msgspec
 
 from controlplane.core.events import AutopilotState, ClassesState, PlansState
 from controlplane.core.series import SeriesRow
-from transfer.api import AuditRow, LookRow, RequestRecord
+from transfer.api import AuditRow, RequestRecord
+from transfer.autopilot import LookRow
 from transfer.errors import ConfigError
 
 VERSION = 5

@@ -24,7 +24,8 @@ from controlplane.core.events import AutopilotState, ClassesState, PlansState
 from controlplane.core.series import SeriesRow
 from controlplane.history import schema
 from controlplane.history.schema import Row
-from transfer.api import AuditRow, LookRow, RequestRecord
+from transfer.api import AuditRow, RequestRecord
+from transfer.autopilot import LookRow
 from transfer.errors import DeadlinePassed, PhaseplaneError
 
 BATCH_ROWS = 500

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from controlplane.core.forecast import DEFAULT_ERROR, Z80
+from controlplane.core.forecast import DEFAULT_ERROR
+from controlplane.core.intervals import Z80
 from controlplane.planner.bound import Bound, upper_bound
 from controlplane.planner.capacity import Workload, highest
 from controlplane.planner.commands import commands

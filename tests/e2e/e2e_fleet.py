@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -190,3 +191,15 @@ async def complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: 
                 return await complete(session, url, body)
 
         return list(await asyncio.gather(*(one(body) for body in bodies)))
+
+
+async def ask_and_leave(url: str, bodies: Sequence[dict[str, Any]], rng: random.Random, longest_s: float) -> None:
+    """All at once; each client leaves at a moment of its own, before, while or after it is answered."""
+
+    async def one(session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rng.uniform(0.001, longest_s)):
+                await complete(session, url, body)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(one(session, body) for body in bodies))

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from e2e_fleet import Answer, Fleet, complete, complete_all, running
+from e2e_fleet import Answer, Fleet, ask_and_leave, complete, complete_all, running
 
 from nodes.engines.emulated import continuation
 
@@ -100,16 +100,8 @@ def test_a_storm_of_disconnects_leaves_nothing(fleet: Fleet) -> None:
     rng = random.Random(5)
     bodies = load(200, seed=3, output=400)
 
-    async def leave(session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(rng.uniform(0.001, 0.6)):
-                await complete(session, fleet.url, body)
-        except TimeoutError:
-            pass
-
     async def scenario() -> float:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            await asyncio.gather(*(leave(session, body) for body in bodies))
+        await ask_and_leave(fleet.url, bodies, rng, 0.6)
         left = time.monotonic()
         while (await asyncio.to_thread(fleet.status))["in_flight"]:
             assert time.monotonic() - left < 5, "requests of clients that left are still in flight"

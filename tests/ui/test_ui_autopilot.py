@@ -11,7 +11,7 @@ from ui_fakes import a_fleet
 
 from controlplane.core.autopilot import rule
 from controlplane.core.config import CoreConfig
-from transfer.api import AutopilotView, LookRow
+from transfer.autopilot import AutopilotView, LookRow
 from ui import autopilot_command
 
 

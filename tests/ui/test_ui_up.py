@@ -7,40 +7,21 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from ui_fakes import Fake, a_fleet, eventually
+from ui_kit import SLEEP, a_fleet_plan
 
 from transfer.api import InstanceView
 from transfer.errors import InvalidValue
 from transfer.models import model_dir
-from ui import launch, processes, up, up_command
+from ui import up, up_command
 from ui.errors import CliError
-from ui.launch import FleetPlan, control_argv, groups, members, node_argv, parse_hardware, threads_each
-from ui.processes import Child, RotatingLog, Supervisor
-
-
-def a_fleet_plan(tmp_path: Path, **changes: object) -> FleetPlan:
-    values: dict[str, object] = {
-        "prefill": 1, "decode": 1, "mixed": 0, "pool": 0, "engine": "native", "model": "tiny",
-        "hardware": ("auto", "auto"), "host": "127.0.0.1", "port": 8000, "wire_port": 8001, "state": tmp_path,
-    }  # fmt: skip
-    return FleetPlan(**(values | changes))  # type: ignore[arg-type]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.fixture
@@ -54,69 +35,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[up.Fleet]:
 
     monkeypatch.setattr(up.Fleet, "run", record)
     return found
-
-
-def test_ids_name_hardware_and_not_the_role(tmp_path):
-    plan = a_fleet_plan(tmp_path, prefill=2, decode=1, pool=1, engine="emulated", hardware=("H800", "H20"))
-    assert [(m.instance_id, m.role, m.hardware) for m in members(plan)] == [
-        ("h800-0", "prefill", "H800"),
-        ("h800-1", "prefill", "H800"),
-        ("h20-0", "decode", "H20"),
-        ("pool-0", "kv_pool", "CPU"),
-    ]
-    same = members(a_fleet_plan(tmp_path, hardware=("H800", "H800")))
-    assert [m.instance_id for m in same] == ["h800-0", "h800-1"]
-
-
-def test_emulated_instances_share_processes_and_native_ones_do_not(tmp_path):
-    plan = a_fleet_plan(tmp_path, prefill=32, decode=32, pool=4, engine="emulated", hardware=("H800", "H20"))
-    sizes = [len(group) for group in groups(plan, members(plan))]
-    assert sum(sizes) == 68
-    assert max(sizes) <= launch.EMULATED_PER_PROCESS
-    native = a_fleet_plan(tmp_path, prefill=2, decode=1)
-    assert [len(group) for group in groups(native, members(native))] == [1, 1, 1]
-    assert threads_each(native, 8) == 2
-    assert threads_each(native, 2) == 1
-
-
-def test_command_lines_are_what_the_programs_read(tmp_path):
-    from nodes.options import parse_options
-
-    plan = a_fleet_plan(tmp_path, engine="emulated", hardware=("H800", "H20"), speed=2.0, kv_gib=0.5)
-    fleet = members(plan)
-    argv = node_argv(plan, fleet, 1, 77, {"h800-0": "decode"})
-    options = parse_options(argv[argv.index("nodes.agent") + 1 :], {})
-    assert [(one.instance_id, one.role.value, one.hardware) for one in options.instances] == [
-        ("h800-0", "decode", "H800"),
-        ("h20-0", "decode", "H20"),
-    ]
-    assert (options.control, options.engine, options.model) == ("tcp://127.0.0.1:8001", "emulated", "tiny")
-    assert (options.parent_pid, options.speed, options.kv_gib) == (77, 2.0, 0.5)
-    assert options.ssd_dir is None
-    pooled = a_fleet_plan(tmp_path, engine="emulated", pool=1, ssd_gib=4.0)
-    argv = node_argv(pooled, members(pooled), 1, 77)
-    options = parse_options(argv[argv.index("nodes.agent") + 1 :], {})
-    assert (options.ssd_dir, options.ssd_gib) == (str(pooled.state / "ssd"), 4.0)
-    argv = control_argv(a_fleet_plan(tmp_path, config=tmp_path / "c.toml"))
-    assert argv[argv.index("--port") + 1] == "8000"
-    assert argv[argv.index("--config") + 1].endswith("c.toml")
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"decode": 0}, "--decode 1"), ({"prefill": 5000}, "more than 1024"), ({"pool": -1}, "--pool must be")],
-)
-def test_a_fleet_that_cannot_serve_is_refused(tmp_path, changes, said):
-    with pytest.raises(CliError, match=said):
-        members(a_fleet_plan(tmp_path, **changes))
-
-
-def test_hardware_classes_parse():
-    assert parse_hardware("", "emulated") == ("H800", "H20")
-    assert parse_hardware("", "native") == ("auto", "auto")
-    assert parse_hardware("H100", "emulated") == ("H100", "H100")
-    with pytest.raises(CliError, match="like H800,H20"):
-        parse_hardware("a,b,c", "emulated")
 
 
 def test_a_port_in_use_names_it_and_another(run):
@@ -280,110 +198,6 @@ def free() -> int:
         return probe.getsockname()[1]
 
 
-def child(tmp_path: Path, program: str, name: str = "it", **more: object) -> Child:
-    return Child(name, [sys.executable, "-c", program], tmp_path / f"{name}.log", **more)  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    assert await asyncio.to_thread(eventually, holds, 10.0)
-
-
-SLEEP = "import time; time.sleep(60)"
-STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-
-
-async def test_a_killed_child_starts_again_and_it_says_so(tmp_path):
-    said: list[str] = []
-    recalled: list[str] = []
-
-    async def recall(dead: Child) -> None:
-        recalled.append(dead.name)
-
-    supervisor = Supervisor(said.append, recall)
-    supervisor.may_restart = True
-    one = child(tmp_path, SLEEP)
-    await supervisor.start(one)
-    first = one.pid
-    assert first is not None
-    os.kill(first, signal.SIGKILL)
-    await until(lambda: one.pid != first)
-    assert "killed by SIGKILL" in said[0]
-    assert recalled == ["it"]
-    second = one.pid
-    await supervisor.stop()
-    assert second is not None
-    assert not is_alive(second)
-
-
-async def test_a_child_that_keeps_dying_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "MAX_RESTARTS", 2)
-    monkeypatch.setattr(processes, "FIRST_BACKOFF_S", 0.01)
-    said: list[str] = []
-    supervisor = Supervisor(said.append)
-    supervisor.may_restart = True
-    program = "import sys; print('noise'); print('error: it is broken', file=sys.stderr); sys.exit(3)"
-    await supervisor.start(child(tmp_path, program, essential=True))
-    async with asyncio.timeout(20):
-        dead, code = await supervisor.gave_up
-    assert (dead.name, code, dead.last_word) == ("it", 3, "it is broken")
-    assert len(said) == 3
-    assert "it is broken" in said[-1]
-    assert (tmp_path / "it.log").read_text().count("noise") == 3
-    await supervisor.stop()
-
-
-async def test_a_child_that_dies_while_starting_ends_the_start(tmp_path):
-    supervisor = Supervisor(lambda _: None)
-    await supervisor.start(child(tmp_path, "raise SystemExit(4)"))
-    async with asyncio.timeout(10):
-        _, code = await supervisor.first_death
-    assert code == 4
-    await supervisor.stop()
-
-
-async def test_stop_kills_what_ignores_it(tmp_path):
-    supervisor = Supervisor(lambda _: None)
-    one, two = child(tmp_path, STUBBORN, "one"), child(tmp_path, SLEEP, "two")
-    await supervisor.start(one)
-    await supervisor.start(two)
-    await until(lambda: bool(one.last_lines))
-    pids = [one.pid, two.pid]
-    began = time.monotonic()
-    await supervisor.stop(grace_s=0.3)
-    assert time.monotonic() - began < 5
-    assert not any(is_alive(pid) for pid in pids if pid is not None)
-
-
-def test_children_die_with_a_killed_parent(tmp_path):
-    program = (
-        "import asyncio, sys, pathlib\n"
-        "from ui.processes import Child, Supervisor\n"
-        "async def main():\n"
-        "    s = Supervisor(print)\n"
-        f"    c = Child('it', [sys.executable, '-c', {SLEEP!r}], pathlib.Path({str(tmp_path)!r}) / 'it.log')\n"
-        "    await s.start(c)\n"
-        "    print(c.pid, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert is_alive(pid)
-        parent.kill()
-    assert eventually(lambda: not is_alive(pid))
-
-
-def test_a_log_is_bounded_by_two_files(tmp_path):
-    log = RotatingLog(tmp_path / "x.log", max_bytes=100)
-    for number in range(50):
-        log.write(b"line %03d\n" % number)
-    log.close()
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 200
-    assert (tmp_path / "x.log").read_text().endswith("line 049\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.log", "x.log.1"]
-
-
 @pytest.fixture
 def small_fleet(fleet: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> up.Fleet:
     """A fleet whose programs only sleep, with the fake in the control plane's place."""
@@ -499,30 +313,3 @@ def test_a_node_that_starts_again_takes_its_last_role(small_fleet: up.Fleet, fle
     assert {"cpu-0": "decode", "cpu-1": "decode"} in asked
     assert not early  # the fleet still showed the lives that had ended
     assert nodes_back()[0].endswith("is back, serving decode")
-
-
-def test_servers_join_by_url_beside_what_is_started(tmp_path):
-    plan = a_fleet_plan(
-        tmp_path, prefill=0, decode=0, joined=("http://127.0.0.1:8080", "https://gpu:8000/v1@H20"), dtype="float32"
-    )
-    one, other = members(plan)
-    assert (one.instance_id, one.role, one.hardware, one.url) == ("url-0", "mixed", "auto", "http://127.0.0.1:8080")
-    assert (other.instance_id, other.hardware, other.url) == ("url-1", "H20", "https://gpu:8000/v1")
-    assert groups(plan, [one, other]) == [[one], [other]]
-    argv = node_argv(plan, [other], 2, 1)
-    assert argv[argv.index("--engine") + 1] == "openai"
-    assert argv[argv.index("--engine-url") + 1] == "https://gpu:8000/v1"
-    assert "--dtype" not in argv, "its numbers are its own"
-    assert "url-1=mixed@H20" in argv
-    with pytest.raises(CliError, match="--engine emulated has none"):
-        members(a_fleet_plan(tmp_path, engine="emulated", hardware=("H20", "H20"), joined=("http://127.0.0.1:1",)))
-
-
-def test_a_fleet_of_vllm_is_real_to_the_control_plane(tmp_path):
-    plan = a_fleet_plan(tmp_path, engine="vllm", vllm_python=Path("/opt/v/bin/python"), vllm_args="--enforce-eager")
-    argv = control_argv(plan)
-    assert argv[argv.index("--engine") + 1] == "native"
-    node = node_argv(plan, members(plan)[:1], 2, 1)
-    assert node[node.index("--engine") + 1] == "vllm"
-    assert node[node.index("--vllm-python") + 1] == "/opt/v/bin/python"
-    assert node[node.index("--vllm-args") + 1] == "--enforce-eager"

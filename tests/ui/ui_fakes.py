@@ -17,26 +17,20 @@ from aiohttp import web
 from transfer.api import (
     ActionView,
     AuditRow,
-    AutopilotSettings,
-    AutopilotView,
     CandidateView,
     ClassView,
-    Evaluation,
     FleetState,
     Goodput,
     InstanceView,
     KvView,
     LiveFrame,
-    LookRow,
-    PinView,
     Plan,
     PlanStep,
     Prediction,
     Quantiles,
     RequestRecord,
-    ScoredMove,
-    ScoreView,
 )
+from transfer.autopilot import AutopilotSettings, AutopilotView, Evaluation, LookRow, PinView, ScoredMove, ScoreView
 from transfer.classes import ClassesView, ClassSetting, PriceView
 from transfer.screens import CacheView, Column, KvDetail, LinkView, PrefixView, SeriesView
 from transfer.terms import Slo

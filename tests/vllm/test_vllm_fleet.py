@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from e2e_fleet import complete, complete_all
+from e2e_fleet import ask_and_leave, complete, complete_all
 from vllm_fleet import Answer, Fleet, alone, ask_alone, bodies, needs_vllm, sockets, vllm_fleet, vllm_metrics
 
 pytestmark = [pytest.mark.vllm, pytest.mark.weights, needs_vllm, pytest.mark.timeout(600)]
@@ -119,20 +119,7 @@ def test_a_killed_instance_loses_no_request(fleet: Fleet, victim: str, expected:
 
 
 def test_a_storm_of_departures_leaves_no_block_held(fleet: Fleet) -> None:
-    rng = random.Random(5)
-
-    async def leave(session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(rng.uniform(0.01, 4.0)):
-                await complete(session, fleet.url, body)
-        except TimeoutError:
-            pass
-
-    async def scenario() -> None:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            await asyncio.gather(*(leave(session, body) for body in bodies(60, seed=7, output=200)))
-
-    asyncio.run(scenario())
+    asyncio.run(ask_and_leave(fleet.url, bodies(60, seed=7, output=200), random.Random(5), 4.0))
     nothing_held(fleet)
     again = asyncio.run(complete_all(fleet.url, bodies(4, seed=8), CONCURRENCY))
     assert [one.error for one in again] == [None] * 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from transfer.api import AuditRow, AutopilotView, Prediction
+from transfer.api import AuditRow, Prediction
+from transfer.autopilot import AutopilotView
 from ui.figures import per_s, share, signed_share, span
 from ui.tui.grid import Grid, Head, Row, figure, text
 from ui.tui.lines import BLANK, Line, Span, line, spaced, wrap

@@ -12,18 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from textual.screen import Screen
 
-from transfer.api import (
-    ApplyRequest,
-    AutopilotMode,
-    AutopilotRequest,
-    AutopilotView,
-    HoldAction,
-    InstanceView,
-    PinRequest,
-    Plan,
-    PlanRequest,
-    Prediction,
-)
+from transfer.api import ApplyRequest, HoldAction, InstanceView, Plan, PlanRequest, Prediction
+from transfer.autopilot import AutopilotMode, AutopilotRequest, AutopilotView, PinRequest
 from ui import rebalance
 from ui.client import FleetClient
 from ui.errors import CliError

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from transfer.api import AuditRow, AutopilotView, FleetState, Plan, RequestRecord
+from transfer.api import AuditRow, FleetState, Plan, RequestRecord
+from transfer.autopilot import AutopilotView
 from transfer.screens import KvDetail
 from ui.feed import STALE_S
 from ui.insight import GONE, Verdict, verdict

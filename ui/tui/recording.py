@@ -11,7 +11,8 @@ from typing import IO, Any
 import msgpack
 import msgspec
 
-from transfer.api import AuditRow, AutopilotView, LiveFrame, RequestRecord
+from transfer.api import AuditRow, LiveFrame, RequestRecord
+from transfer.autopilot import AutopilotView
 from transfer.screens import KvDetail
 from ui.errors import CliError
 from ui.feed import fold

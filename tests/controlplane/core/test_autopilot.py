@@ -12,7 +12,7 @@ from core_kit import config
 
 from controlplane.core import moves
 from controlplane.core.events import AutopilotReady, AutopilotWanted, PlanRefused
-from transfer.api import AutopilotRequest, AutopilotView, PinRequest
+from transfer.autopilot import AutopilotRequest, AutopilotView, PinRequest
 from transfer.terms import Role
 
 LONG_PROMPTS = Mix(12, 8000, 150)

@@ -7,7 +7,7 @@ from core_kit import Fail, Rig, Slo, config, sends, those
 from core_plans import apply, plan
 
 from controlplane.core.events import Audit, AutopilotReady, AutopilotWanted, PlanRefused
-from transfer.api import AutopilotRequest, PinRequest
+from transfer.autopilot import AutopilotRequest, PinRequest
 from transfer.terms import Role, SamplingParams
 from transfer.wire.messages import RoleOrder, RoleReport
 

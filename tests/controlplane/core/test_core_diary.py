@@ -7,7 +7,7 @@ from core_kit import config
 from msgspec.structs import replace
 
 from controlplane.core.events import AutopilotKept, AutopilotRestored, AutopilotState, AutopilotWanted, Effect, Looked
-from transfer.api import AutopilotRequest, LookRow, PinRequest
+from transfer.autopilot import AutopilotRequest, LookRow, PinRequest
 
 CALM = Mix(4, 3000, 300)
 

@@ -40,19 +40,8 @@ from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.service import Gateway, ServedModel
 from controlplane.gateway.tokenizer import BYTE_EOS, ByteTokenizer
 from controlplane.plane import Hooks, Plane, build
-from transfer.api import (
-    ActionView,
-    AuditRow,
-    AutopilotSettings,
-    AutopilotView,
-    FleetState,
-    Goodput,
-    InstanceView,
-    LookRow,
-    Plan,
-    Prediction,
-    RequestRecord,
-)
+from transfer.api import ActionView, AuditRow, FleetState, Goodput, InstanceView, Plan, Prediction, RequestRecord
+from transfer.autopilot import AutopilotSettings, AutopilotView, LookRow
 from transfer.classes import ClassesView, ClassSetting
 from transfer.screens import KvDetail
 from transfer.terms import FinishReason, Slo, TokenLogprob, unpack_tokens

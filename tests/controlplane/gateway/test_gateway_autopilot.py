@@ -9,7 +9,8 @@ from gateway_fakes import Front, front, until
 
 from controlplane.config import Config, Model, Server
 from controlplane.core.events import Audit, AutopilotWanted, Effect, Event
-from transfer.api import AuditRow, AutopilotView
+from transfer.api import AuditRow
+from transfer.autopilot import AutopilotView
 
 
 async def call(f: Front, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:

@@ -17,7 +17,8 @@ from controlplane.core.events import AutopilotState, ClassesState
 from controlplane.core.series import SeriesBook, SeriesRow
 from controlplane.history import schema, store
 from controlplane.history.store import HistoryStore
-from transfer.api import AuditRow, CandidateView, LookRow, Prediction, RequestRecord
+from transfer.api import AuditRow, CandidateView, Prediction, RequestRecord
+from transfer.autopilot import LookRow
 from transfer.errors import ConfigError, PhaseplaneError
 from transfer.terms import Slo
 

@@ -13,7 +13,7 @@ import pytest
 from controlplane.core.events import AutopilotWanted
 from controlplane.sim.driver import Simulation
 from controlplane.sim.spec import Fault
-from transfer.api import PinRequest
+from transfer.autopilot import PinRequest
 
 
 def _bench() -> ModuleType:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from batching_harness import digests, next_token
+from requests_kit import digests, next_token
 
 from nodes.core.events import (
     Add,

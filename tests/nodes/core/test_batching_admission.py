@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from batching_harness import (
-    PROMPT,
-    ROOT,
-    Harness,
-    config,
-    none_of,
-    only,
-    params,
-    prefill,
-    receive,
-    running,
-    spec,
-)
+from batching_harness import Harness, running
+from requests_kit import PROMPT, ROOT, config, none_of, only, params, prefill, receive, spec
 
 from nodes.core.events import (
     Admitted,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from batching_harness import (
+from batching_harness import Harness
+from requests_kit import (
     EOS,
     PROMPT,
-    Harness,
     add,
     config,
     digests,

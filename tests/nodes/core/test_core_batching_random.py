@@ -6,10 +6,11 @@ from __future__ import annotations
 from random import Random
 
 import msgspec
-from batching_harness import Harness, config, params, reference, spec
+from batching_harness import Harness
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from requests_kit import PREFIXES, ROOTS, config, params, reference, spec
 
 from nodes.core.events import (
     Drop,
@@ -30,9 +31,6 @@ from nodes.core.events import (
 )
 from nodes.core.sequence import State
 from transfer.terms import FinishReason
-
-PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 1, 2], [5, 5, 5, 5, 5, 5])
-ROOTS = (b"r" * 32, b"t" * 32)
 
 prompts = st.builds(
     lambda prefix, tail: [*prefix, *tail],

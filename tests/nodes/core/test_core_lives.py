@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from batching_harness import (
-    PROMPT,
-    Harness,
-    config,
-    none_of,
-    only,
-    params,
-    prefill,
-    receive,
-    reference,
-    running,
-    spec,
-)
+from batching_harness import Harness, running
+from requests_kit import PROMPT, config, none_of, only, params, prefill, receive, reference, spec
 
 from nodes.core.events import (
     Admitted,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from batching_harness import PROMPT, Harness, config, none_of, only, prefill, receive, running, spec
+from batching_harness import Harness, running
+from requests_kit import PROMPT, config, none_of, only, prefill, receive, spec
 
 from nodes.core.events import Arriving, Computed, Drop, Emit, Fetched, Gone, StepDone, StepUndone, Tick
 from nodes.core.sequence import State

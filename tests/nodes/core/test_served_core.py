@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from batching_harness import PROMPT, ROOT, none_of, only, params, prefill, receive, reference, spec
+from requests_kit import PROMPT, ROOT, none_of, only, params, prefill, receive, reference, spec
 from served_harness import LAYERS, SIZE, ServedHarness, served_config
 
 from nodes.core.events import (

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
-from batching_harness import params, reference, spec
+from requests_kit import PREFIXES, ROOTS, params, reference, spec
 from served_harness import SIZE, Key, ServedHarness, served_config
 
 from nodes.core.events import (
@@ -30,9 +30,6 @@ from nodes.core.events import (
 from nodes.core.jobs import Began, Drew, JobOver, Saved
 from nodes.core.sequence import State
 from nodes.engines.served import Output
-
-PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 1, 2], [5, 5, 5, 5, 5, 5])
-ROOTS = (b"r" * 32, b"t" * 32)
 
 
 class Life:

@@ -317,3 +317,13 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
         run_virtual(test(*args, **kwargs))
 
     return run
+
+
+async def serve_thirty_two(fleet: Fleet) -> None:
+    """Prompts and answers of many lengths at once over p0, p1, d0 and d1; each has the reference text."""
+    prompts = {f"r{i}": prompt(5 + 7 * i % 90, seed=i) for i in range(32)}
+    for i, (name, tokens) in enumerate(prompts.items()):
+        await fleet.control.hand_off(name, tokens, f"p{i % 2}", f"d{i // 2 % 2}", max_tokens=1 + i % 13)
+    for i, (name, tokens) in enumerate(prompts.items()):
+        await fleet.control.text(name, tokens, 1 + i % 13)
+    assert len(fleet.control.finished) == 32

@@ -6,7 +6,8 @@ import asyncio
 
 import msgspec
 import pytest
-from roles_harness import BLOCK, LEASE_S, Fleet, Options, prompt, virtual
+from roles_harness import BLOCK, LEASE_S, Fleet, Options, prompt, serve_thirty_two, virtual
+from roles_served import ServedFleet
 
 from nodes.core.legs import FENCE_S
 from nodes.engines.emulated import continuation
@@ -27,6 +28,9 @@ from transfer.wire.messages import (
     StepOutput,
 )
 
+EITHER_ENGINE = pytest.mark.parametrize("kind", [Fleet, ServedFleet])
+"""One that is given steps, and one that batches by itself."""
+
 
 @pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, 4 * BLOCK, 4 * BLOCK + 1, 150])
 @virtual
@@ -45,10 +49,11 @@ async def test_a_handoff_gives_the_reference_text(length: int) -> None:
         assert fleet.control.finished["r"] == "length"
 
 
+@EITHER_ENGINE
 @virtual
-async def test_what_decode_has_is_not_sent_and_what_prefill_has_is_not_computed() -> None:
+async def test_what_decode_has_is_not_sent_and_what_prefill_has_is_not_computed(kind: type[Fleet]) -> None:
     tokens = prompt(41)
-    async with Fleet("p0", "d0") as fleet:
+    async with kind("p0", "d0") as fleet:
         await fleet.control.hand_off("a", tokens)
         await fleet.control.text("a", tokens, 8)
         first = await fleet.control.expect(PrefillDone, "a")
@@ -64,11 +69,7 @@ async def test_what_decode_has_is_not_sent_and_what_prefill_has_is_not_computed(
 @virtual
 async def test_thirty_two_at_once_are_all_right() -> None:
     async with Fleet("p0", "p1", "d0", "d1") as fleet:
-        prompts = {f"r{i}": prompt(5 + 7 * i % 90, seed=i) for i in range(32)}
-        for i, (name, tokens) in enumerate(prompts.items()):
-            await fleet.control.hand_off(name, tokens, f"p{i % 2}", f"d{i // 2 % 2}", max_tokens=1 + i % 13)
-        for i, (name, tokens) in enumerate(prompts.items()):
-            await fleet.control.text(name, tokens, 1 + i % 13)
+        await serve_thirty_two(fleet)
         steps = fleet.control.of(StepOutput)
         assert max(len(step.items) for step in steps) > 4, "one message a step carries the whole batch"
 

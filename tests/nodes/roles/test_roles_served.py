@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from roles_harness import BLOCK, LEASE_S, Options, prompt, virtual
+from roles_harness import BLOCK, LEASE_S, Options, prompt, serve_thirty_two, virtual
 from roles_served import Mixed, ServedFleet
 
 from nodes.engines.emulated import continuation
@@ -67,22 +67,6 @@ async def test_either_kind_of_engine_hands_off_to_the_other(prefill: str, decode
 
 
 @virtual
-async def test_what_decode_has_is_not_sent_and_what_prefill_has_is_not_computed() -> None:
-    tokens = prompt(41)
-    async with ServedFleet("p0", "d0") as fleet:
-        await fleet.control.hand_off("a", tokens)
-        await fleet.control.text("a", tokens, 8)
-        first = await fleet.control.expect(PrefillDone, "a")
-        longer = tokens + prompt(20, seed=9)
-        await fleet.control.hand_off("b", longer)
-        await fleet.control.text("b", longer, 8)
-        second = await fleet.control.expect(PrefillDone, "b")
-        assert fleet.control.of(Reserved, "b")[0].have_tokens == 40
-        assert (second.cached_tokens, second.computed_tokens) == (40, 20)
-        assert second.transfer_bytes * 2 == first.transfer_bytes
-
-
-@virtual
 async def test_layers_leave_as_they_are_saved() -> None:
     tokens = prompt(2001)
     async with ServedFleet("p0", "d0", options=Options(num_blocks=1024)) as fleet:
@@ -97,11 +81,7 @@ async def test_layers_leave_as_they_are_saved() -> None:
 @virtual
 async def test_thirty_two_at_once_are_all_right() -> None:
     async with ServedFleet("p0", "p1", "d0", "d1", options=Options(num_blocks=1024)) as fleet:
-        prompts = {f"r{i}": prompt(5 + 7 * i % 90, seed=i) for i in range(32)}
-        for i, (name, tokens) in enumerate(prompts.items()):
-            await fleet.control.hand_off(name, tokens, f"p{i % 2}", f"d{i // 2 % 2}", max_tokens=1 + i % 13)
-        for i, (name, tokens) in enumerate(prompts.items()):
-            await fleet.control.text(name, tokens, 1 + i % 13)
+        await serve_thirty_two(fleet)
 
 
 @virtual

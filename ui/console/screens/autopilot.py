@@ -6,7 +6,7 @@ from functools import partial
 
 import streamlit as st
 
-from transfer.api import AutopilotMode, AutopilotRequest, AutopilotView, PinRequest
+from transfer.autopilot import AutopilotMode, AutopilotRequest, AutopilotView, PinRequest
 from ui import figures
 from ui.client import FleetClient
 from ui.console.frame import Frame, show
