@@ -19,7 +19,7 @@ from transfer.api import HoldAction, InstanceView, Plan
 from ui.client import FleetClient
 from ui.errors import CliError
 from ui.tui.canvas import DARK, LIGHT, Canvas, theme
-from ui.tui.dialogs import DIALOG_CSS, Choice, Option, Read
+from ui.tui.dialogs import DIALOG_CSS, Choice, Help, Option, Read
 from ui.tui.draw import NUM_HEAD_LINES, footer, head, verdict_sentence
 from ui.tui.export import export
 from ui.tui.flows import Flows
@@ -195,7 +195,8 @@ class TopApp(App[None]):
         self.begin(self._export())
 
     def action_help(self) -> None:
-        self.push_screen(Read(self.pen, self.pen.say("tui.key.help"), lambda width: help_lines(self.pen, width)))
+        if not isinstance(self.screen, Help):
+            self.push_screen(Help(self.pen, self.pen.say("tui.key.help"), lambda width: help_lines(self.pen, width)))
 
     def action_palette(self) -> None:
         """Everything that can be done, by name."""

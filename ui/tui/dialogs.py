@@ -41,7 +41,9 @@ Dialog Button:focus { background: $primary; color: $background; text-style: bold
 
 
 class Dialog(ModalScreen[T]):
-    """What all of them are."""
+    """What all of them are. Where a text has the focus, `?` is a part of it."""
+
+    BINDINGS = [("question_mark", "app.help")]
 
 
 def _box(pen: Pen, title: str, tall: bool = False) -> Vertical:
@@ -221,6 +223,10 @@ class Read(Dialog[None]):
         lines = self._draw(canvas.size.width)
         self._top = max(0, min(self._top, len(lines) - canvas.size.height))
         canvas.show(lines[self._top : self._top + canvas.size.height])
+
+
+class Help(Read):
+    """What `?` shows; there is one at a time."""
 
 
 class PlanDialog(Dialog[None]):

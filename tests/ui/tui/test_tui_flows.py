@@ -48,6 +48,19 @@ async def test_a_split_is_planned_confirmed_followed_and_undone(fake: TopFake) -
         assert len(app.screen_stack) == 1
 
 
+async def test_help_is_there_in_a_dialog_and_leads_back_to_it(fake: TopFake) -> None:
+    async with opened(fake) as (app, pilot):
+        await pilot.press("p", "enter")
+        await until(pilot, lambda: "planned" in shown(app))
+        await pilot.press("question_mark", "question_mark")
+        await until(pilot, lambda: app.pen.say("tui.help.arrows") in shown(app))
+        assert len(app.screen_stack) == 3
+        await pilot.press("escape")
+        await until(pilot, lambda: "planned" in shown(app))
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 1
+
+
 async def test_cancel_changes_nothing(fake: TopFake) -> None:
     async with opened(fake) as (app, pilot):
         await pilot.press("p", "enter")
