@@ -26,6 +26,8 @@ from ui.render import make_console
 
 POLL_S = 0.1
 ASK_S = 5.0
+CONSOLE_WAIT_S = 30.0
+"""Longest wait for the console to listen, so that the address that is told can be opened."""
 CONTROL = "the control plane"
 CONSOLE = "the console"
 SERVING = "ready"
@@ -72,7 +74,7 @@ class Fleet:
         try:
             await self._start(supervisor)
             if await self._serves(supervisor, stopping):
-                await self._start_console(supervisor)
+                await self._start_console(supervisor, stopping)
                 self._write_ready_file()
                 self._tell()
                 ends: set[asyncio.Future[Any]] = {stopping, supervisor.gave_up}
@@ -109,12 +111,18 @@ class Fleet:
             self._groups[name] = group
             await supervisor.start(Child(name, node_argv(plan, group, threads, pid), log))
 
-    async def _start_console(self, supervisor: Supervisor) -> None:
+    async def _start_console(self, supervisor: Supervisor, stopping: asyncio.Task[bool]) -> None:
         """When all serve: until then it would only take their time. The fleet goes on without it."""
-        if self.console_port is not None:
-            env = {} if self.api_key is None else {"PHASEPLANE_API_KEY": self.api_key}
-            argv = console_argv(self.url, self.console_port)
-            await supervisor.start(Child(CONSOLE, argv, self.logs / "console.log", env=env))
+        if self.console_port is None:
+            return
+        env = {} if self.api_key is None else {"PHASEPLANE_API_KEY": self.api_key}
+        log = self.logs / "console.log"
+        await supervisor.start(Child(CONSOLE, console_argv(self.url, self.console_port), log, env=env))
+        listening = asyncio.create_task(_until_listening(self.console_port))
+        await asyncio.wait({listening, stopping}, timeout=CONSOLE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done() and not stopping.done():
+            say(f"{CONSOLE} does not listen after {CONSOLE_WAIT_S:g} s; its log is {log}")
+        listening.cancel()
 
     async def _serves(self, supervisor: Supervisor, stopping: asyncio.Task[bool]) -> bool:
         """True when all serve, False when asked to stop. Raises CliError when a program ended or is late."""
@@ -260,6 +268,15 @@ def split(fleet: list[Member]) -> str:
 def say(text: str) -> None:
     """A line about what happens, on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+async def _until_listening(port: int) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return
+        await asyncio.sleep(POLL_S)
 
 
 async def _serving(client: FleetClient) -> list[InstanceView]:

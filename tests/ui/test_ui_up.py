@@ -240,6 +240,38 @@ def test_up_tells_where_everything_is_and_ctrl_c_stops_it_all(small_fleet: up.Fl
     assert not (tmp_path / "ready").exists()
 
 
+def test_up_is_ready_when_the_console_can_be_opened(small_fleet: up.Fleet, tmp_path, monkeypatch, capfd):
+    small_fleet.console_port = port = free()
+    listens_late = (
+        f"import socket, time; time.sleep(.5); s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"
+    )
+    monkeypatch.setattr(up, "console_argv", lambda *_: [sys.executable, "-c", listens_late])
+    answers: list[int] = []
+
+    def then() -> None:
+        with socket.socket() as probe:
+            answers.append(probe.connect_ex(("127.0.0.1", port)))
+        interrupt()
+
+    thread = after((tmp_path / "ready").exists, then)
+    asyncio.run(small_fleet.run())
+    thread.join()
+    assert answers == [0]
+    assert f"console http://127.0.0.1:{port}" in capfd.readouterr().out
+
+
+def test_up_goes_on_without_a_console_that_does_not_listen(small_fleet: up.Fleet, tmp_path, monkeypatch, capfd):
+    small_fleet.console_port = free()
+    monkeypatch.setattr(up, "console_argv", lambda *_: [sys.executable, "-c", SLEEP])
+    monkeypatch.setattr(up, "CONSOLE_WAIT_S", 0.3)
+    thread = after((tmp_path / "ready").exists, interrupt)
+    asyncio.run(small_fleet.run())
+    thread.join()
+    out, err = capfd.readouterr()
+    assert "the console does not listen after 0.3 s; its log is" in err
+    assert "curl -N" in out
+
+
 def test_up_asks_with_its_own_key_and_does_not_print_it(small_fleet: up.Fleet, fleet: Fake, tmp_path, capfd):
     fleet.api_key = small_fleet.api_key = "a long secret"
     thread = after((tmp_path / "ready").exists, interrupt)
