@@ -54,19 +54,23 @@ def cached(answers: list[Answer]) -> int:
     return sum((answer.usage or {})["prompt_tokens_details"]["cached_tokens"] for answer in answers)
 
 
-def test_1p1d_cold_then_prefix_cache_then_pool(tmp_path: Path, smollm2_dir: Path) -> None:
-    """40 prompts of 5 to 3,000 tokens at concurrency 32: computed, then from prefix caches, then from the pool."""
+@SHORT_OR_ALL
+def test_1p1d_cold_then_prefix_cache_then_pool(
+    tmp_path: Path, smollm2_dir: Path, prompts: list[dict[str, Any]]
+) -> None:
+    """40 prompts of 5 to 3,000 tokens (or the short ones) at concurrency 32: computed, then from prefix caches, then
+    from the pool."""
     with running(tmp_path / "s", "--prefill", "1", "--decode", "1", "--pool", "1", *F32) as fleet:
-        ask(fleet, PROMPTS)
+        ask(fleet, prompts)
         fleet.at_rest()
-        again = ask(fleet, PROMPTS)
-        assert cached(again) > 0.9 * sum(len(prompt["prompt"]) for prompt in PROMPTS)
+        again = ask(fleet, prompts)
+        assert cached(again) > 0.9 * sum(len(prompt["prompt"]) for prompt in prompts)
         before = fleet.epochs()
         fleet.kill("node-0")
         fleet.kill("node-1")
         fleet.wait_until_ready(["node-0", "node-1"], than=before)
-        pooled = ask(fleet, PROMPTS)
-        assert cached(pooled) > 0.5 * sum(len(prompt["prompt"]) for prompt in PROMPTS), "the pool was not used"
+        pooled = ask(fleet, prompts)
+        assert cached(pooled) > 0.5 * sum(len(prompt["prompt"]) for prompt in prompts), "the pool was not used"
         fleet.at_rest()
 
 
