@@ -20,7 +20,8 @@ from transfer.profile import HardwareProfile
 TERA, GIGA = 1e12, 1e9
 PROBE_COPY_BYTES = 64 << 20
 PROBE_MATRIX = 768
-PROBE_REPEATS = 3
+PROBE_S = 0.2
+"""Of each kind; the best counts, since what else starts on this machine only makes it worse."""
 PRICE_PER_CORE_HOUR = 0.04
 
 
@@ -79,11 +80,12 @@ def with_gpus(profile: HardwareProfile, num_gpus: int) -> HardwareProfile:
     the link and the price grow. Raises InvalidValue below one."""
     if num_gpus < 1:
         raise InvalidValue(f"an instance needs at least one GPU, got {num_gpus}")
+    times = num_gpus / profile.num_gpus
     return msgspec.structs.replace(
         profile,
         num_gpus=num_gpus,
-        link_bytes_per_s=profile.link_bytes_per_s * num_gpus,
-        price_per_hour=profile.price_per_hour * num_gpus,
+        link_bytes_per_s=profile.link_bytes_per_s * times,
+        price_per_hour=profile.price_per_hour * times,
     )
 
 
@@ -124,15 +126,22 @@ def _copy_bytes_per_s() -> float:
     source = np.ones(PROBE_COPY_BYTES // 8)
     target = np.zeros_like(source)  # touched, so that page faults are not timed
     target[:] = source
-    best = min(_timed(lambda: np.copyto(target, source)) for _ in range(PROBE_REPEATS))
+    best = _best_s(lambda: np.copyto(target, source))
     return 2 * PROBE_COPY_BYTES / best
 
 
 def _matmul_flops() -> float:
     matrix = np.ones((PROBE_MATRIX, PROBE_MATRIX), dtype=np.float32)
     out = matrix @ matrix
-    best = min(_timed(lambda: np.matmul(matrix, matrix, out=out)) for _ in range(PROBE_REPEATS))
+    best = _best_s(lambda: np.matmul(matrix, matrix, out=out))
     return float(2 * PROBE_MATRIX**3 / best)
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    until, best = time.perf_counter() + PROBE_S, float("inf")
+    while time.perf_counter() < until:
+        best = min(best, _timed(work))
+    return best
 
 
 def _timed(work: Callable[[], object]) -> float:

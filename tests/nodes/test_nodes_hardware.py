@@ -85,6 +85,7 @@ def test_parallelism_must_fill_the_instance() -> None:
     model, eight = shape("deepseek-v3"), with_gpus(preset("H200"), 8)
     profile = latency_profile(eight, model, dp=8, ep=8)
     assert (profile.tp, profile.num_gpus) == (1, 8)
+    assert with_gpus(eight, 4) == with_gpus(preset("H200"), 4), "of however many GPUs it was"
     with pytest.raises(InvalidValue, match="8 GPUs"):
         latency_profile(eight, model, tp=4)
     assert kv_blocks(eight, model, 64, dp=8) > 4 * kv_blocks(eight, model, 64), "latent KV is held by every GPU of a tp"

@@ -34,3 +34,20 @@ def test_a_correction_fades_while_nothing_runs() -> None:
     last = 99 * 0.03
     told = meter.speed(last)
     assert meter.speed(last + SPEED_HALF_LIFE_S) == pytest.approx(1 + (told - 1) / 2)
+
+
+def test_who_is_usually_faster_than_its_profile_stays_so_while_nothing_runs() -> None:
+    meter = SpeedMeter()
+    for now in range(20):
+        meter.measured(0.1, 0.8, now * 0.1)
+    later = 1.9 + 20 * SPEED_HALF_LIFE_S
+    assert meter.speed(later) == pytest.approx(0.125, abs=0.06)
+    meter.restart()
+    assert meter.speed(later) == 1.0
+
+
+def test_the_first_steps_tell_most() -> None:
+    meter = SpeedMeter()
+    for now in range(3):
+        meter.measured(0.004, 0.01, now * 0.004)
+    assert meter.speed(0.008) == pytest.approx((1.0 + 3 * 0.4) / 4, abs=0.01)
