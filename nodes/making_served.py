@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nodes.engines.openai.engine import OpenAiOptions, start_openai
+from nodes.engines.openai.engine import READY_S, OpenAiOptions, start_openai
 from nodes.engines.openai.upstream import checked_url, is_loopback
 from nodes.engines.served import ServedEngine
 from nodes.options import ENV_PREFIX, AgentOptions
@@ -37,21 +37,21 @@ def _openai(options: AgentOptions, directory: Path, hardware: HardwareProfile | 
     made = OpenAiOptions(
         url=url, model_dir=directory, served_name=options.engine_served_name, key=engine_key(options),
         insecure=options.engine_insecure, block_size=options.block_size, num_blocks=options.num_blocks,
-        max_running=options.max_running, hardware=hardware,
+        max_running=options.max_running, hardware=hardware, ready_s=options.engine_start_s or READY_S,
+        idle_s=options.engine_idle_s,
     )  # fmt: skip
     return lambda: start_openai(made)
 
 
 def _vllm(options: AgentOptions, directory: Path, hardware: HardwareProfile | None) -> MakeServed:
-    from nodes.engines.vllm.engine import VllmOptions, start_vllm
+    from nodes.engines.vllm.engine import START_S, VllmOptions, start_vllm
 
     made = VllmOptions(
         model_dir=directory, python=Path(options.vllm_python) if options.vllm_python else None,
         url=options.engine_url, socket=Path(options.vllm_socket) if options.vllm_socket else None,
         dtype=options.dtype, block_size=options.block_size, num_blocks=options.num_blocks,
         kv_bytes=int((options.kv_gib or 1.0) * GIB), max_model_len=options.max_model_len, threads=options.threads,
-        args=options.vllm_args,
-        hardware=hardware,
+        args=options.vllm_args, hardware=hardware, start_timeout_s=options.engine_start_s or START_S,
     )  # fmt: skip
     return lambda: start_vllm(made)
 

@@ -44,7 +44,8 @@ class AgentOptions:
     with engine_url, of a vLLM that runs already with our connector. max_model_len: of one that is started. engine_url:
     of such a vLLM, or of any OpenAI-compatible server; its name for the model, the file that holds its key (or
     ENGINE_KEY in the environment; never a flag, which others can see), and whether plain http to another machine is
-    meant (docs/engines.md).
+    meant (docs/engines.md). engine_start_s: how long a vLLM or a server may take until it serves; None: 300 and 60.
+    engine_idle_s: how long a server that is joined by its URL may bring no token of a request that it has taken.
     """
 
     control: str
@@ -82,6 +83,8 @@ class AgentOptions:
     engine_served_name: str | None = None
     engine_key_file: str | None = None
     engine_insecure: bool = False
+    engine_start_s: float | None = None
+    engine_idle_s: float = 300.0
     mfu: float | None = None
     mbu: float | None = None
     alpha_s: float | None = None
@@ -206,6 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine-served-name", metavar="NAME", help="what that server calls the model; default its only one")
     add("--engine-key-file", metavar="FILE", help=f"that server's API key; or set {ENV_PREFIX}ENGINE_KEY")
     add("--engine-insecure", help="yes: plain http to another machine is meant")
+    add("--engine-start-s", help="how long it may take until it serves; default 300 (vllm), 60 (openai)")
+    add("--engine-idle-s", help="how long that server may bring no token of a request it has taken, default 300")
     add("--speed", help="emulated time is divided by this; inf takes no time")
     add("--jitter", help="spread of emulated step times, 0 to below 1")
     add("--seed", help="of the jitter")
@@ -284,6 +289,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "speed": _POSITIVE, "jitter": _number(float, above=-1e-9, what="a number from 0 to below 1"),
     "vllm_python": _text, "vllm_args": _words, "vllm_socket": _text, "max_model_len": _COUNT, "engine_url": _text,
     "engine_served_name": _text, "engine_key_file": _text, "engine_insecure": _yes_no,
+    "engine_start_s": _POSITIVE, "engine_idle_s": _POSITIVE,
     "seed": _number(int, above=-1, what="a whole number from 0"), "mfu": _POSITIVE, "mbu": _POSITIVE,
     "alpha_s": _number(float, above=-1e-9, what="a number from 0"),
     "beta_s": _number(float, above=-1e-9, what="a number from 0"), "grace_s": _POSITIVE, "parent_pid": _COUNT,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import hashlib
 import sys
+from collections.abc import MutableSequence
 from enum import StrEnum
 
 import msgspec
@@ -16,7 +17,7 @@ from transfer.errors import InvalidValue
 
 InstanceId = str
 RequestId = str
-TokenIds = list[int]
+TokenIds = MutableSequence[int]
 
 MAX_ID_CHARS = 128
 

@@ -53,6 +53,7 @@ class FleetPlan:
     joined: tuple[str, ...] = ()
     vllm_python: Path | None = None
     vllm_args: str | None = None
+    engine_start_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,8 @@ def node_argv(
         argv += ["--vllm-python", str(plan.vllm_python)]
     if plan.vllm_args is not None:
         argv += ["--vllm-args", plan.vllm_args]
+    if plan.engine_start_s is not None:
+        argv += ["--engine-start-s", f"{plan.engine_start_s:g}"]
     if plan.dtype is not None:
         argv += ["--dtype", plan.dtype]
     if plan.speed is not None:

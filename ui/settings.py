@@ -30,6 +30,7 @@ NODE_VARIABLES = (
     "curve_key_file", "control_public_key", "threads", "speed", "jitter", "seed", "mfu", "mbu", "alpha_s", "beta_s",
     "grace_s", "parent_pid", "log_level", "ssd_dir", "ssd_gib", "kv_links", "kv_backend", "vllm_python", "vllm_args",
     "vllm_socket", "max_model_len", "engine_url", "engine_served_name", "engine_key_file", "engine_insecure",
+    "engine_start_s", "engine_idle_s",
 )  # fmt: skip
 """Short names that the programs `up` starts read by themselves."""
 POOL_PREFIX = "kvpool_"

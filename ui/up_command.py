@@ -72,6 +72,7 @@ def up(
         state=place.expanduser().absolute(), config=config, dtype=dtype, speed=speed, kv_gib=kv_gib,
         ssd_dir=ssd_dir and ssd_dir.expanduser().absolute(), ssd_gib=ssd_gib, per_process=per_process,
         joined=tuple(join or ()), vllm_python=vllm_python and vllm_python.expanduser().absolute(), vllm_args=vllm_args,
+        engine_start_s=wait if engine == "vllm" else None,
     )  # fmt: skip
     members(plan)
     if ready_file is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, SupportsIndex
+from collections.abc import MutableSequence
+from typing import Any, NoReturn, SupportsIndex
 
 from nodes.core.blocks import BlockKey
 from transfer.terms import RequestId, TokenIds
 
 
-class CountedTokens(list[int]):
-    """A list of `count` tokens that holds none of them: its length is kept as a number, every token in it reads 0.
+class CountedTokens(MutableSequence[int]):  # noqa: PLW1641 (equality alone makes it unhashable)
+    """`count` tokens, none of which is held: their number is kept, and every token reads 0.
 
     Equal to another one of the same length. Only what a batching core does with tokens works: len, append, slices,
     copy, comparison.
@@ -19,7 +20,6 @@ class CountedTokens(list[int]):
     __slots__ = ("count_",)
 
     def __init__(self, count: int) -> None:
-        super().__init__()
         self.count_ = count
 
     def __len__(self) -> int:
@@ -30,6 +30,15 @@ class CountedTokens(list[int]):
 
     def append(self, token: int) -> None:
         self.count_ += 1
+
+    def insert(self, index: int, value: int) -> NoReturn:
+        raise TypeError("counted tokens are only appended to")
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError("counted tokens are not changed")
+
+    def __delitem__(self, index: Any) -> NoReturn:
+        raise TypeError("counted tokens are not taken away")
 
     def copy(self) -> CountedTokens:
         return CountedTokens(self.count_)
@@ -46,8 +55,6 @@ class CountedTokens(list[int]):
 
     def __ne__(self, other: object) -> bool:
         return not self == other
-
-    __hash__ = None
 
 
 def own_tokens(tokens: TokenIds) -> TokenIds:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nodes.core.events import Effect, Event
 from nodes.engines.served import Job, Output
-from transfer.terms import RequestId
+from transfer.terms import RequestId, TokenIds
 
 # --- events -------------------------------------------------------------------------------------------------
 
@@ -44,6 +44,22 @@ class JobOver(Event, frozen=True):
     error: str | None = None
 
 
+class Keep(Event, frozen=True):
+    """A request has ended whose KV of `tokens` the engine still has: give it blocks for what of it is not in the arena.
+    `name` is the caller's, unique among live ones; answered by Keeping."""
+
+    name: str
+    tokens: TokenIds
+    root: bytes
+
+
+class Kept(Event, frozen=True):
+    """Answers Keeping with blocks, once the engine has let go of them. is_saved: all of it is in them."""
+
+    name: str
+    is_saved: bool
+
+
 # --- effects ------------------------------------------------------------------------------------------------
 
 
@@ -63,3 +79,12 @@ class Started(Effect, frozen=True):
 
     request_id: RequestId
     generation: int
+
+
+class Keeping(Effect, frozen=True):
+    """blocks: for the whole blocks of its tokens; none where nothing is missing, or no room. The first num_cached have
+    their KV."""
+
+    name: str
+    blocks: list[int]
+    num_cached: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodes.core import report
-from nodes.core.blocks import BlockPool
+from nodes.core.blocks import BlockPool, BlockTable
 from nodes.core.endings import Endings
 from nodes.core.pins import Pins
 from nodes.core.residency import Residency
@@ -60,7 +60,7 @@ class Questions:
     def load(self, now: float, *, step_s: float = 0.0, speed: float = 1.0, unsettled: int = 0) -> LoadReport:
         """This instance's load. step_s, speed, unsettled: what its shell measures. waiting: not computing yet."""
         return report.load_report(
-            self._roster, self._residency, self._pins.tables(), step_s=step_s, speed=speed, unsettled=unsettled
+            self._roster, self._residency, self._other_tables(), step_s=step_s, speed=speed, unsettled=unsettled
         )
 
     def renew(self, request_id: RequestId, generation: int, now: float) -> None:
@@ -79,4 +79,8 @@ class Questions:
     def check(self) -> int:
         """Full integrity check, O(num_blocks): leaked blocks, 0 when all is well. Raises IllegalTransition when a
         block is two things at once. `load` does the cheap half of it."""
-        return self._pool.check([one.table for one in self._roster.everyone()] + self._pins.tables())
+        return self._pool.check([one.table for one in self._roster.everyone()] + self._other_tables())
+
+    def _other_tables(self) -> list[BlockTable]:
+        """That no sequence has."""
+        return self._pins.tables()

@@ -2,7 +2,7 @@
 
 Decides what is with the engine, which arena blocks it reads and writes, and when those are free again; computes and
 performs nothing. The arena holds KV of prompts, as they come and go, and is the prefix cache: what a request generates
-stays in the engine, so that its whole blocks beyond the prompt are not saved, cached or stored when it ends.
+stays in the engine while it runs, and is saved beside the prompt when it has ended and there is room (keeps.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nodes.core.admission import Admission
+from nodes.core.blocks import BlockTable
 from nodes.core.endings import Endings
 from nodes.core.events import Add, Arriving, CannotPause, Effect, Emit, KvReady, Pause, SequenceSpec, Work
-from nodes.core.jobs import Began, Cancel, Drew, JobOver, Launch, Saved, Started
+from nodes.core.jobs import Began, Cancel, Drew, JobOver, Keep, Kept, Launch, Saved, Started
+from nodes.core.keeps import Keeps
 from nodes.core.launched import Launched
 from nodes.core.sequence import Roster, Sequence, State
 from nodes.core.served_residency import ServedConfig, ServedResidency
@@ -36,6 +38,7 @@ class ServedCore(Admission):
         residency = ServedResidency(config.checked(), roster)
         super().__init__(residency, roster, _Endings(roster, residency.pool))
         self._jobs: dict[RequestId, Launched] = {}
+        self._keeps = Keeps(residency.pool, config.block_size)
         self._handlers |= {
             Arriving: lambda event, now, effects: None,  # nothing is computed beside a fetch: Fetched follows
             KvReady: self._kv_ready,
@@ -44,6 +47,8 @@ class ServedCore(Admission):
             Saved: lambda event, now, effects: self._saved(event),
             Drew: lambda event, now, effects: self._drew(event, effects),
             JobOver: self._job_over,
+            Keep: self._keeps.keep,
+            Kept: lambda event, now, effects: self._keeps.kept(event),
         }
 
     # --- requests come --------------------------------------------------------------------------------------
@@ -161,6 +166,9 @@ class ServedCore(Admission):
         if launched is None or launched.job.generation != event.generation:
             return None
         return None if launched.sequence.state is State.LEAVING else launched
+
+    def _other_tables(self) -> list[BlockTable]:
+        return super()._other_tables() + self._keeps.tables()
 
     def _cannot_pause(self, event: Pause, effects: list[Effect]) -> None:
         sequence = self._roster.find(event.request_id, event.generation)

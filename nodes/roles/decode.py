@@ -106,7 +106,7 @@ class DecodeLeg(Leg):
             source,
         )  # fmt: skip
         self._message = message
-        self.tokens = list(tokens)
+        self.tokens: TokenIds = list(tokens)
         self._offer: KvOffer | None = None
         self._reserved: Reserved | None = None
         self._receiving = message.remote
@@ -247,7 +247,7 @@ class DecodeLeg(Leg):
         if self._fetching is not None:
             self._fetching.cancel()
         if self._finished:
-            self.shell.writer.offer(self.request_id, self.tokens[:-1], self.spec.root)
+            self.shell.ended(self.spec, self.tokens[:-1])
         elif effect.lost is not None and self.aborted is None:
             self.shell.context.send(
                 RequestLost(request_id=self.request_id, generation=self.generation, reason=effect.lost)

@@ -29,9 +29,11 @@ from nodes.core.events import (
     NotAdmitted,
     Paused,
     Pinned,
+    SequenceSpec,
     Tick,
     Unpinned,
 )
+from nodes.core.jobs import Keeping
 from nodes.core.legs import Legs
 from nodes.core.served import ServedCore
 from nodes.core.served_residency import ServedConfig
@@ -39,11 +41,12 @@ from nodes.engines.engine import Chunk
 from nodes.engines.served import ServedEngine
 from nodes.roles.cache import CacheFeed
 from nodes.roles.context import Link, RoleContext
+from nodes.roles.keeper import Keeper
 from nodes.roles.leg import Leg
 from nodes.roles.served import ServedRuns
 from nodes.roles.steps import Runs, Stepper
 from nodes.roles.writer import PoolWriter
-from transfer.terms import RequestId
+from transfer.terms import RequestId, TokenIds
 from transfer.wire.messages import Abort, LoadReport, Released, TokenItem
 
 CLOSE_S = 1.0
@@ -72,12 +75,15 @@ class BatchShell:
         self.core: Admission
         self._runs: Runs
         self.core, self._runs = self._parts()
+        self._keeper = self._made_keeper()
 
     # --- lifecycle ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.spawn(self._runs.run(), f"{self.context.instance_id}/runs")
         self.spawn(self.writer.run(), f"{self.context.instance_id}/write-through")
+        if self._keeper is not None:
+            self.spawn(self._keeper.run(), f"{self.context.instance_id}/keep")
 
     def spawn(
         self, work: Coroutine[Any, Any, None], name: str, finally_: Callable[[], None] | None = None
@@ -130,9 +136,9 @@ class BatchShell:
         now = self._loop.time()
         report = self.core.load(now)
         values = {name: getattr(report, name) for name in report.__struct_fields__}
-        meter = self._runs.meter
-        return LoadReport(**values | {"step_s": meter.step_s, "speed": meter.speed(now),
-                                      "unsettled": self.writer.num_pending})  # fmt: skip
+        meter, keeper = self._runs.meter, self._keeper
+        unsettled = self.writer.num_pending + (keeper.num_pending if keeper is not None else 0)
+        return LoadReport(**values | {"step_s": meter.step_s, "speed": meter.speed(now), "unsettled": unsettled})
 
     def beside_fetch_s(self, chunk: Chunk) -> float:
         """Seconds this chunk computes alone while its leading blocks are fetched; 0.0: it waits until all are here."""
@@ -150,6 +156,13 @@ class BatchShell:
     def drop_all(self, reason: str) -> None:
         """Forget every request: the control plane that placed them is gone."""
         self.legs.forget_all(reason)
+
+    def ended(self, spec: SequenceSpec, tokens: TokenIds) -> None:
+        """A request has ended as it should, with KV of `tokens`: that goes to a pool."""
+        if self._keeper is not None:
+            self._keeper.offer(spec, tokens)
+        else:
+            self._store(spec, tokens)
 
     def drop(self, leg: Leg, reason: str) -> None:
         """Give a leg's blocks back; nobody writes into them or reads them from here on."""
@@ -188,6 +201,15 @@ class BatchShell:
         core = BatchCore(config)
         return core, Stepper(context, engine, core, self.leg, self.handle)
 
+    def _made_keeper(self) -> Keeper | None:
+        engine, context = self.context.engine, self.context
+        if not (isinstance(engine, ServedEngine) and engine.shares_kv and context.config.prefix_cache):
+            return None
+        return Keeper(context, engine, self.handle, self._store)
+
+    def _store(self, spec: SequenceSpec, tokens: TokenIds) -> None:
+        self.writer.offer(spec.request_id, tokens, spec.root)
+
     # --- effects --------------------------------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> None:
@@ -205,6 +227,8 @@ class BatchShell:
                 self.writer.pinned(effect)
             case Unpinned():
                 self.writer.unpinned(effect)
+            case Keeping() if self._keeper is not None:
+                self._keeper.granted(effect)
             case Admitted() | NotAdmitted() | Computed() | Grown() | Paused() | CannotPause():
                 leg = self.leg(effect.request_id, effect.generation)
                 if leg is not None:
@@ -218,6 +242,8 @@ class BatchShell:
                 leg.admitted(effect)
             case NotAdmitted():
                 self.writer.give_way()
+                if self._keeper is not None:
+                    self._keeper.give_way()
                 self.legs.refused(leg)
                 self._maybe_empty()
                 leg.refused(effect)

@@ -83,7 +83,7 @@ def test_a_manifest_with_a_typo_would_be_found() -> None:
         ({"engines": {"a": {"role": "prefill"}}}, "missing property 'replicas'"),
         ({"engines": {"control": {"role": "prefill", "replicas": 1}}}, "invalid propertyName 'control'"),
         ({"engines": {"decode": {"gpus": 2}}}, "engines.decode: the native engine uses one GPU, got gpus 2"),
-        ({"engines": {"decode": {"engine": "vllm", "gpus": 4}}}, "a vLLM on one GPU, got gpus 4"),
+        ({"engines": {"decode": {"engine": "vllm"}}}, "engines.decode: vLLM needs one GPU or more, got gpus 0"),
         ({"engines": {"decode": {"engine": "openai", "url": "http://x"}}}, "joined by URL needs url and role mixed"),
         ({"engines": {"decode": {"env": {"PATH": "/"}}}}, "invalid propertyName 'PATH'"),
         ({"pools": {"decode": {"replicas": 1}}}, "engines and pools both have a group decode"),
@@ -247,6 +247,15 @@ def test_instances_hand_over_before_they_stop(manifests: Manifests) -> None:
         assert command[:4] == ["python3", "-IS", "/opt/phaseplane/drain.py", "/keys/nodes/api_key"]
         assert pod.spec["terminationGracePeriodSeconds"] >= int(command[4]) + 30
         assert one["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_vllm_splits_the_model_over_the_gpus_it_is_given() -> None:
+    groups = {"prefill": {"gpus": 4}, "decode": {"gpus": 1}}
+    pods = given(engineDefaults={"engine": "vllm"}, engines=groups).pods
+    for group, said in (("prefill", ["--tensor-parallel-size=4"]), ("decode", [])):
+        vllm = pods[f"phaseplane-{group}"].spec["initContainers"][1]
+        assert [one for one in vllm["command"] if "parallel" in one] == said
+        assert vllm["resources"]["limits"]["nvidia.com/gpu"] == groups[group]["gpus"]
 
 
 def test_on_the_machines_own_network_a_port_is_taken_once() -> None:

@@ -30,6 +30,7 @@ URL = ["--engine", "openai", "--engine-url"]
         ([*DECODE, "--engine", "vllm", "--engine-url", "http://127.0.0.1:1"], "--vllm-socket go together"),
         ([*DECODE, "--engine-url", "http://127.0.0.1:1"], "--engine-url is for --engine vllm or openai"),
         ([*DECODE, "--vllm-python", "p"], "--vllm-python is for --engine vllm or openai"),
+        ([*MIXED, *URL, "http://127.0.0.1:1", "--engine-idle-s", "0"], "--engine-idle-s must be a number above 0"),
         ([*DECODE, "--vllm-args", "'open"], "--vllm-args cannot be split into arguments"),
         ([*DECODE, "--engine-key", "sk-secret"], "unrecognized arguments: --engine-key"),
     ],
@@ -107,13 +108,14 @@ async def test_vllm_is_told_what_the_agent_was(model: Path, monkeypatch: pytest.
     options = parse_options(
         [*DECODE, "--engine", "vllm", "--vllm-python", "/opt/v/bin/python", "--vllm-args", "--enforce-eager --seed '7'",
          "--max-model-len", "4096", "--block-size", "32", "--kv-gib", "2", "--dtype", "bfloat16", "--hardware", "H20",
-         "--model", str(model)], {},
+         "--model", str(model), "--engine-start-s", "1800"], {},
     )  # fmt: skip
     await making_served.served_maker(options, model, None)()
     (one,) = told
     assert (one.python, one.url, one.socket) == (Path("/opt/v/bin/python"), None, None)
     assert one.args == ("--enforce-eager", "--seed", "7")
     assert (one.max_model_len, one.block_size, one.kv_bytes, one.dtype) == (4096, 32, 2 << 30, "bfloat16")
+    assert one.start_timeout_s == 1800.0
 
 
 def test_a_pool_beside_vllm_keeps_kv_as_vllm_does(tmp_path: Path) -> None:

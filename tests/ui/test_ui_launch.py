@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,11 @@ def test_servers_join_by_url_beside_what_is_started(tmp_path):
 
 def test_a_fleet_of_vllm_is_real_to_the_control_plane(tmp_path):
     plan = a_fleet_plan(tmp_path, engine="vllm", vllm_python=Path("/opt/v/bin/python"), vllm_args="--enforce-eager")
+    plan = replace(plan, engine_start_s=900.0)
     argv = control_argv(plan)
     assert argv[argv.index("--engine") + 1] == "native"
     node = node_argv(plan, members(plan)[:1], 2, 1)
     assert node[node.index("--engine") + 1] == "vllm"
     assert node[node.index("--vllm-python") + 1] == "/opt/v/bin/python"
     assert node[node.index("--vllm-args") + 1] == "--enforce-eager"
+    assert node[node.index("--engine-start-s") + 1] == "900", "as long as `up` waits"

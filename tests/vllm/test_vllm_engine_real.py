@@ -139,7 +139,7 @@ async def test_aborts_leave_nothing_behind(pair: tuple[VllmEngine, VllmEngine]) 
 
 async def test_a_request_that_vllm_refuses_fails_alone(pair: tuple[VllmEngine, VllmEngine]) -> None:
     one, _ = pair
-    with pytest.raises(JobFailed, match="4096"):
+    with pytest.raises(JobFailed, match="refused the request with 400"):
         await run(one, Job("long", 1, [5] * 5000, 0, GREEDY, [], 0, 0))
     sampling = SamplingParams(max_tokens=4, seed=7, temperature=0.8, logprobs=2, top_k=50)
     twice = [await run(one, Job("s", 1, TOKENS[:50], 0, sampling, [0, 1], 0, 2)) for _ in range(2)]
@@ -167,19 +167,25 @@ async def test_a_killed_vllm_is_noticed_and_another_takes_its_place(options: Vll
                 await asyncio.sleep(0.05)
 
 
+async def test_one_without_what_moving_kv_rests_on_is_refused(options: VllmOptions) -> None:
+    """Asynchronous scheduling is refused so as well; vLLM for CPUs never has it."""
+    with pytest.raises(InvalidValue, match="runs without --scheduling-policy priority, on which moving KV rests"):
+        await start_vllm(replace(options, args=(*options.args, "--scheduling-policy", "fcfs")))
+
+
 async def test_a_vllm_outlives_the_agents_that_attach_to_it(options: VllmOptions, tmp_path: Path) -> None:
     """It serves each of them, with an arena of its own each; vLLM's blocks are four of ours here."""
     socket = tmp_path / "link"
     extra = json.dumps({
         "kv_connector": CONNECTOR, "kv_connector_module_path": CONNECTOR_MODULE, "kv_role": "kv_both",
-        "kv_connector_extra_config": {"socket": str(socket)},
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": str(socket)},
     })  # fmt: skip
     with contextlib.closing(create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     line = [
         str(options.python), "-m", "vllm.entrypoints.cli.main", "serve", str(options.model_dir), "--host", "127.0.0.1",
         "--port", str(port), "--max-model-len", "2048", "--block-size", "128", "--kv-transfer-config", extra,
-        *options.args,
+        "--no-async-scheduling", "--scheduling-policy", "priority", *options.args,
     ]  # fmt: skip
     child = await launch(line, tmp_path, tmp_path / "log", {**options.env, "OMP_NUM_THREADS": "2"})
     try:

@@ -18,14 +18,22 @@ from vllm_fleet import Answer, Fleet, alone, ask_alone, bodies, needs_vllm, sock
 pytestmark = [pytest.mark.vllm, pytest.mark.weights, needs_vllm, pytest.mark.timeout(600)]
 
 CONCURRENCY = 8
+FIRST_TURN = bodies(1, seed=11)[0] | {"prompt": [*range(2000, 2600)], "max_tokens": 200}
 REST_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """What a single vLLM answers."""
+def single(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Answer], list[Answer]]:
+    """What a single vLLM answers, and what it says in two turns of a chat."""
     with alone(smollm2_dir, tmp_path_factory.mktemp("alone") / "vllm.log") as socket:
-        return asyncio.run(ask_alone(socket, bodies(40), CONCURRENCY))
+        answers = asyncio.run(ask_alone(socket, bodies(40), CONCURRENCY))
+        first = asyncio.run(ask_alone(socket, [FIRST_TURN], 1))
+        return answers, first + asyncio.run(ask_alone(socket, [second_turn(first[0])], 1))
+
+
+@pytest.fixture(scope="module")
+def expected(single: tuple[list[Answer], list[Answer]]) -> list[Answer]:
+    return single[0]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +41,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, expected: list[Answer]) -> I
     """After `expected`: three vLLMs at once would take each other's cores."""
     with vllm_fleet(tmp_path_factory.mktemp("fleet"), "--prefill", "1", "--decode", "1", "--pool", "1") as up:
         yield up
+
+
+def second_turn(first: Answer) -> dict[str, Any]:
+    return FIRST_TURN | {"prompt": [*FIRST_TURN["prompt"], *first.token_ids, *range(5000, 5020)], "max_tokens": 24}
 
 
 def nothing_held(fleet: Fleet) -> None:
@@ -64,6 +76,25 @@ def test_a_chat_that_names_no_length_is_answered(fleet: Fleet) -> None:
     asked = fleet.cli("chat", "What is the capital of France?", "--temperature", "0", timeout_s=120)
     assert asked.returncode == 0, asked.stderr
     assert "Paris" in asked.stdout
+
+
+def test_the_second_turn_of_a_chat_has_the_first_answer_cached(
+    fleet: Fleet, single: tuple[list[Answer], list[Answer]]
+) -> None:
+    """It was generated on the one instance and is prompt to the other, which has it from the pool."""
+    first = asyncio.run(complete_all(fleet.url, [FIRST_TURN], 1))
+    time.sleep(2.0)  # until heartbeats tell of it
+    end = time.monotonic() + REST_S
+    while any(one["unsettled"] for one in fleet.status()["instances"]):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    second = asyncio.run(complete_all(fleet.url, [second_turn(first[0])], 1))
+    assert [one.token_ids for one in first + second] == [one.token_ids for one in single[1]]
+    usage = second[0].usage
+    assert usage is not None
+    assert usage["prompt_tokens"] == 820
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 784, "whole blocks of 600 tokens and of the 200 drawn"
+    nothing_held(fleet)
 
 
 async def timed(fleet: Fleet, wanted: list[dict[str, Any]]) -> tuple[list[float], list[Answer]]:

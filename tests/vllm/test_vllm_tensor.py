@@ -32,7 +32,7 @@ pytestmark = [
 NUM_WORKERS = 3
 """SmolLM2-135M has nine heads and three KV heads."""
 NUM_TOKENS = 300
-GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 ARGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20))
 
 
@@ -59,15 +59,14 @@ async def test_kv_of_one_worker_and_of_three_is_exchanged(engines: tuple[VllmEng
     num_blocks = one.layout.num_blocks(NUM_TOKENS - 1)
     alone, blocks, into = {}, list(range(num_blocks)), list(range(40, 40 - num_blocks, -1))
     for engine in engines:
-        since = time.perf_counter()
         alone[engine] = await run(engine, job(GREEDY, blocks, 0, num_blocks, "alone"))
-        print("alone", time.perf_counter() - since)
         saved = await run(engine, job(None, blocks, 0, 0, "saved"))
         told = [(layer, block) for layer, first, count in saved.saved for block in range(first, first + count)]
         assert sorted(told) == [(layer, block) for layer in range(one.layout.num_layers) for block in blocks]
     ours, theirs = (kv(engine.arena, blocks, NUM_TOKENS - 1) for engine in engines)
     difference = np.abs(ours - theirs).max(axis=(1, 2, 3)) / np.abs(ours).max(axis=(1, 2, 3))
     print(f"KV differs by {difference.max():.2e} of its range at most, in the first layer by {difference[0]:.2e}")
+    assert difference[0] < 1e-6  # the same products in the same order: zero, where kernels cut matrices alike
     assert difference.max() < 1e-4  # of another order it is about 1
     for source, target in ((one, three), (three, one)):
         copy(source.arena, blocks, target.arena, into)

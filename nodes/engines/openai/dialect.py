@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from nodes.engines.answers import named
+from nodes.engines.openai.carry import Carry
 from nodes.engines.openai.text import Text
+from nodes.engines.penalties import is_penalized, penalty_bias
 from nodes.engines.served import Job, Output
 from transfer.errors import JobFailed
 from transfer.terms import FinishReason, SamplingParams, TokenIds, TokenLogprob
@@ -23,12 +26,13 @@ TOKEN_PREFIX = "token_id:"
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """by_ids: prompts go as token ids, else as text. extended: top_k, min_p and the like are known. exact: token ids
-    come back; needs_logprobs: only beside log-probabilities."""
+    come back; needs_logprobs: only beside log-probabilities. carry: how penalties of earlier output are kept."""
 
     by_ids: bool
     extended: bool
     exact: bool = False
     needs_logprobs: bool = False
+    carry: Carry = Carry.LOST
 
     def body(self, job: Job, model: str, text: Text) -> dict[str, Any]:
         """One request. Raises JobFailed for what the server cannot be told, rather than to draw by other rules."""
@@ -45,10 +49,20 @@ class Dialect:
             body |= _extended(sampling, job.num_output)
         elif unknown := _unknown(sampling):
             raise JobFailed(f"this server does not know {unknown}; leave it out, or place the request elsewhere")
+        if job.num_output and is_penalized(sampling):
+            body |= self._carried(job.tokens[-job.num_output :], sampling)
         wanted = sampling.logprobs
         if wanted is not None or self.needs_logprobs:
             body["logprobs"] = max(1, wanted or 0) if self.needs_logprobs else wanted
         return body
+
+    def _carried(self, output: TokenIds, sampling: SamplingParams) -> dict[str, Any]:
+        if self.carry is Carry.LOST:
+            raise JobFailed(
+                "this server cannot go on with a request that has presence_penalty or frequency_penalty: it knows no "
+                "logit_bias, by which they would count what was drawn before"
+            )
+        return {"logit_bias": penalty_bias(output, sampling)} if self.carry is Carry.BIAS else {}
 
     def learned(self, choice: dict[str, Any]) -> Dialect:
         """The same with what an answer to a probe shows."""
@@ -89,7 +103,7 @@ class Reader:
         ids, finish = self._cut(said.ids)
         if finish is None and ending is not None:
             if ending not in ("stop", "length", "eos_token", "stop_sequence", "eos"):
-                raise JobFailed(f"the server ended the request with the reason {str(ending)[:40]!r}")
+                raise JobFailed(f"the server ended the request early{named(ending)}")
             finish = FinishReason.LENGTH if ending == "length" else FinishReason.STOP
             if finish is FinishReason.STOP or not ids:
                 ids = [*ids, self._eos[0] if self._eos else 0]  # servers swallow the token that they stop at

@@ -8,16 +8,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from nodes.engines.openai.carry import learned_carry
 from nodes.engines.openai.dialect import PROBES, Dialect, Reader
 from nodes.engines.openai.facts import Facts, read_facts, until_ready
 from nodes.engines.openai.pace import measured
 from nodes.engines.openai.text import Text
-from nodes.engines.openai.upstream import BUSY, KEY_FAULTS, Declined, Upstream, checked_url
+from nodes.engines.openai.upstream import BUSY, KEY_FAULTS, Declined, EngineSaid, Upstream, checked_url
 from nodes.engines.served import Job, OnSaved, OnStarted, Output
 from nodes.hardware import probe
 from nodes.shapes import latency_profile, shape_from_config
@@ -28,6 +30,7 @@ from transfer.profile import HardwareProfile, LatencyProfile, ModelShape
 from transfer.terms import OPAQUE, KvLayout, ModelIdentity, SamplingParams, TokenIds
 
 READY_S = 60.0
+IDLE_S = 300.0
 WATCH_S = 2.0
 MAX_MISSED = 3
 """Questions after its health in a row that a server may fail."""
@@ -41,7 +44,8 @@ class OpenAiOptions:
     """model_dir: directory of the model the server is said to serve: its tokenizer, context and shape are read from
     there. served_name: what the server calls it; None: its only one. key: for its Authorization header. insecure: plain
     http to another machine is meant. num_blocks: KV the server is taken to have; None: room for max_running requests
-    of full length, so that the server's own queue decides. hardware: None: measure this machine.
+    of full length, so that the server's own queue decides. hardware: None: measure this machine. ready_s: how long it
+    may take to serve. idle_s: longest time without a token of a request that it has taken.
     """
 
     url: str
@@ -54,6 +58,7 @@ class OpenAiOptions:
     max_running: int = 256
     hardware: HardwareProfile | None = None
     ready_s: float = READY_S
+    idle_s: float = IDLE_S
 
 
 async def start_openai(options: OpenAiOptions) -> OpenAiEngine:
@@ -62,7 +67,7 @@ async def start_openai(options: OpenAiOptions) -> OpenAiEngine:
     url = checked_url(options.url, options.insecure)
     identity = read_identity(options.model_dir)
     text = await asyncio.to_thread(Text, options.model_dir)
-    upstream = Upstream(url, options.key)
+    upstream = Upstream(url, options.key, options.idle_s)
     try:
         await until_ready(upstream, options.ready_s)
         facts = await read_facts(upstream, options.served_name, identity)
@@ -104,28 +109,36 @@ class OpenAiEngine:
 
     async def learn(self) -> None:
         """Find the dialect, then the pace. Raises InvalidValue when the server refuses every form of a request."""
-        refused: Declined | None = None
+        refused = ""
         for tried in PROBES:
             try:
                 self._dialect = await self._probe(tried)
                 break
             except Declined as error:
                 if error.status in KEY_FAULTS:
-                    raise InvalidValue(f"{error}; put its key in a file and name it by --engine-key-file") from None
+                    raise InvalidValue(f"{error.in_full}; put its key in a file named by --engine-key-file") from None
                 if error.status in BUSY:
-                    raise EngineFailed(str(error)) from None
-                refused = error
+                    raise EngineFailed(error.in_full) from None
+                refused = error.in_full
         else:
             raise InvalidValue(f"{refused}; it must serve /v1/completions")
         limit = min(self.model.max_context, self.capacity_blocks * self.layout.block_size)
         try:
+            self._dialect = replace(self._dialect, carry=await learned_carry(self._text, self._drawn))
             self.latency = await measured(self.latency, self._timed, self.model.vocab_size, limit)
         except JobFailed as error:
-            raise EngineFailed(f"the server at {self._upstream.url} fails its first request: {error}") from error
+            raise self._fails_at_once(error) from error
 
     async def run(self, job: Job, on_started: OnStarted, on_saved: OnSaved) -> AsyncGenerator[Output, None]:
         """See ServedEngine. Nothing is ever saved."""
         body = self._dialect.body(job, self.served_name, self._text)
+        async with contextlib.aclosing(self._outputs(job, body, on_started)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _outputs(
+        self, job: Job, body: dict[str, Any], on_started: OnStarted
+    ) -> AsyncGenerator[Output, None]:  # fmt: skip
         reader = Reader(self._dialect, job, self._text, self.model.eos_token_ids)
         async with contextlib.aclosing(self._upstream.complete(body)) as chunks:
             async for chunk in chunks:
@@ -167,8 +180,24 @@ class OpenAiEngine:
         except Declined:
             raise
         except JobFailed as error:
-            raise EngineFailed(f"the server at {self._upstream.url} fails its first request: {error}") from error
+            raise self._fails_at_once(error) from error
         return dialect
+
+    async def _drawn(self, prompt: TokenIds, more: dict[str, Any]) -> int | None:
+        """The likeliest token after a prompt, asked for with `more` in the request; None where that is not taken."""
+        job = _job(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+        body = self._dialect.body(job, self.served_name, self._text) | more
+        try:
+            async with contextlib.aclosing(self._outputs(job, body, lambda: None)) as outputs:
+                return (await anext(outputs)).token_ids[0]
+        except Declined as error:
+            if error.status in BUSY:
+                raise
+            return None
+
+    def _fails_at_once(self, error: JobFailed) -> EngineFailed:
+        said = error.in_full if isinstance(error, EngineSaid) else error
+        return EngineFailed(f"the server at {self._upstream.url} fails its first request: {said}")
 
     async def _timed(self, prompt: TokenIds, num_output: int) -> AsyncIterator[int]:
         job = _job(prompt, SamplingParams(max_tokens=num_output, temperature=0.0))

@@ -30,7 +30,7 @@ class Text:
     def decode(self, token_ids: TokenIds) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
-    def encode(self, piece: str) -> TokenIds:
+    def encode(self, piece: str) -> list[int]:
         """Ids that read as `piece` within a text. Servers send about a token a piece, so that as good as always these
         are the ids that were drawn; where not, they read the same."""
         ids = self._ids(piece)
@@ -44,5 +44,5 @@ class Text:
         ids = self.encode(token)
         return ids[0] if len(ids) == 1 else None
 
-    def _ids(self, text: str) -> TokenIds:
+    def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -16,13 +16,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from nodes.engines.answers import read_body
+from nodes.engines.answers import named, read_body, why
 from transfer.errors import EngineFailed, InvalidValue, JobFailed
 
 CONNECT_S = 5.0
 ASK_S = 5.0
-STALL_S = 300.0
-"""A stream that brings nothing for so long has ended; the wait for its first token included."""
 LINE_BYTES = 1 << 20
 MAX_SAID_CHARS = 200
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 400, 401, 403, 404
@@ -65,13 +63,14 @@ class Upstream:
     """One server. Every request has a deadline, and a connection of its own: one that was kept open may be closed by
     the server at the moment it is used again. `close` is idempotent."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        """url: as checked_url returns it. Call on the event loop."""
-        self.url = url
+    def __init__(self, url: str, key: str | None, idle_s: float) -> None:
+        """url: as checked_url returns it. idle_s: longest time without a token of a completion, the wait for its first
+        one included. Call on the event loop."""
+        self.url, self._idle_s = url, idle_s
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, socket_factory=_socket, force_close=True),
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=STALL_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=idle_s),
             read_bufsize=LINE_BYTES, trust_env=False,
         )  # fmt: skip
         self._health: str | None = None
@@ -82,7 +81,7 @@ class Upstream:
             async with asyncio.timeout(ASK_S), self._session.get(self.url + path, allow_redirects=False) as answer:
                 return answer.status, _parsed(await read_body(answer, LINE_BYTES))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineFailed(f"the server at {self.url} does not answer ({_why(error)}); is it running?") from error
+            raise EngineFailed(f"the server at {self.url} does not answer ({why(error)}); is it running?") from error
 
     async def check(self) -> None:
         """Raises EngineFailed, in a sentence, when the server is not well."""
@@ -97,27 +96,46 @@ class Upstream:
 
     async def complete(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Streams one completion: None when the server has taken it, then its chunks. Closing the generator closes the
-        connection, by which servers learn to stop. Raises Refused or another JobFailed."""
+        connection, by which servers learn to stop. Raises Declined or another JobFailed."""
         try:
             async with self._session.post(
                 f"{self.url}/v1/completions", json=body, allow_redirects=False
             ) as answer:  # fmt: skip
                 if answer.status != 200:
-                    raise Declined(self.url, answer.status, _said(await read_body(answer, LINE_BYTES)))
+                    raise Declined(self.url, answer.status, await read_body(answer, LINE_BYTES))
                 yield None
                 try:
-                    while line := await answer.content.readline():
-                        if not line.startswith(b"data:"):
-                            continue
-                        data = line[5:].strip()
-                        if data == b"[DONE]":
-                            return
-                        yield self._chunk(data)
+                    async with contextlib.aclosing(self._chunks(answer)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
                 except GeneratorExit:
                     answer.close()
                     raise
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise JobFailed(f"the stream from {self.url} broke ({_why(error)})") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+                raise JobFailed(
+                    f"the server at {self.url} brought no token for {self._idle_s:g} s; see its log, or allow it "
+                    "longer with --engine-idle-s"
+                ) from error
+            raise JobFailed(f"the stream from {self.url} broke ({why(error)})") from error
+
+    async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
+        """Raises TimeoutError when nothing of the completion comes for idle_s: pings say that the connection is open,
+        not that the request goes on."""
+        loop = asyncio.get_running_loop()
+        moved_at = loop.time()
+        while True:
+            async with asyncio.timeout_at(moved_at + self._idle_s):
+                line = await answer.content.readline()
+            data = line[5:].strip() if line.startswith(b"data:") else None
+            if not line or data == b"[DONE]":
+                return
+            if data is None:
+                continue
+            chunk = self._chunk(data)
+            if _moves(chunk):
+                moved_at = loop.time()
+            yield chunk
 
     async def close(self) -> None:
         with contextlib.suppress(aiohttp.ClientError):
@@ -128,16 +146,28 @@ class Upstream:
         if not isinstance(chunk, dict):
             raise JobFailed(f"the server at {self.url} streams what is no JSON object")
         if "error" in chunk:
-            raise JobFailed(f"the server at {self.url} gave the request up{_said(data)}")
+            raise EngineSaid(f"the server at {self.url} gave the request up", data)
         return chunk
 
 
-class Declined(JobFailed):
+class EngineSaid(JobFailed):
+    """in_full: with the server's own message, which may repeat the prompt: for a prompt of ours alone."""
+
+    def __init__(self, sentence: str, body: bytes) -> None:
+        error = found.get("error") if isinstance(found := _parsed(body), dict) else None
+        kind, said = (error.get("type"), error.get("message")) if isinstance(error, dict) else (None, None)
+        self.in_full = sentence
+        if isinstance(said, str) and said:
+            self.in_full += f": {' '.join(said.split())[:MAX_SAID_CHARS]}"
+        super().__init__(sentence + named(kind))
+
+
+class Declined(EngineSaid):
     """The server took the request not at all."""
 
-    def __init__(self, url: str, status: int, said: str) -> None:
+    def __init__(self, url: str, status: int, body: bytes) -> None:
         self.status = status
-        super().__init__(f"the server at {url} refused the request with {status}{said}")
+        super().__init__(f"the server at {url} refused the request with {status}", body)
 
 
 def _socket(address: Sequence[Any]) -> socket.socket:
@@ -155,12 +185,7 @@ def _parsed(body: bytes) -> Any:
         return None
 
 
-def _said(body: bytes) -> str:
-    """The message of an OpenAI error. Anything else may repeat the prompt and is not shown."""
-    error = found.get("error") if isinstance(found := _parsed(body), dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return f": {' '.join(message.split())[:MAX_SAID_CHARS]}" if isinstance(message, str) and message else ""
-
-
-def _why(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _moves(chunk: dict[str, Any]) -> bool:
+    choices = chunk.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(choice, dict) and any(choice.get(name) for name in ("text", "token_ids", "finish_reason"))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgspec
 
+from nodes.engines.answers import named
+from nodes.engines.penalties import is_penalized, penalty_bias
 from nodes.engines.served import Job, Output
 from nodes.engines.vllm.plan import PARAMS
 from transfer.errors import JobFailed
-from transfer.terms import FinishReason, SamplingParams, TokenIds, TokenLogprob
+from transfer.terms import FinishReason, SamplingParams, TokenLogprob
 
 MAX_LINE_BYTES = 4 << 20
 """vLLM repeats the prompt's ids in the first chunk."""
 TOKEN_ID = "token_id:"
-_MAX_BIAS = 100.0
 _SEED_STEP, _SEED_SPACE = 0x9E3779B97F4A7C15, 1 << 63
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -32,7 +32,9 @@ class _Choice(msgspec.Struct):
 
 
 class _Error(msgspec.Struct):
-    message: str = "no reason given"
+    """Its message may repeat the prompt, so it is not read."""
+
+    type: Any = None
 
 
 class _Chunk(msgspec.Struct):
@@ -83,7 +85,7 @@ def read_output(data: bytes, num_logprobs: int | None) -> Output | None:
     except msgspec.DecodeError as error:
         raise JobFailed(f"vLLM answered with what is not a completion chunk: {error}") from None
     if chunk.error is not None:
-        raise JobFailed(f"vLLM gave the request up: {chunk.error.message}")
+        raise JobFailed(f"vLLM gave the request up{named(chunk.error.type)}")
     if not chunk.choices:
         return None
     choice = chunk.choices[0]
@@ -91,7 +93,7 @@ def read_output(data: bytes, num_logprobs: int | None) -> Output | None:
     if choice.finish_reason is not None:
         finish = _FINISHES.get(choice.finish_reason)
         if finish is None:
-            raise JobFailed(f"vLLM ended the request with {choice.finish_reason!r}")
+            raise JobFailed(f"vLLM ended the request{named(choice.finish_reason)}")
     if choice.token_ids is None:
         raise JobFailed("vLLM sent no token ids; it does not know return_token_ids: use 0.32 or later")
     logprobs = None if num_logprobs is None else _logprobs(choice, num_logprobs)
@@ -101,20 +103,18 @@ def read_output(data: bytes, num_logprobs: int | None) -> Output | None:
 
 
 def read_error(status: int, body: bytes) -> str:
-    """What an HTTP error of vLLM says, in at most a line. What is no such error may repeat the prompt: not shown."""
+    """What an HTTP error of vLLM says."""
     try:
         error = _chunks.decode(body).error
     except msgspec.DecodeError:
         error = None
-    said = f": {' '.join(error.message.split())[:400]}" if error is not None else ""
-    return f"vLLM refused the request ({status}){said}"
+    return f"vLLM refused the request with {status}{named(error.type if error is not None else None)}"
 
 
 def _sampling(sampling: SamplingParams, job: Job, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:
     """One to one, but for output that there is already (of a request that goes on here): vLLM takes it for prompt.
 
-    Its count is taken off the limits, its penalties are put on as a bias, and the seed moves on with it. A token of
-    that output that is drawn once more bears presence_penalty twice.
+    Its count is taken off the limits, its penalties are put on as a bias, and the seed moves on with it.
     """
     stops = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *eos_token_ids)
     body: dict[str, Any] = {
@@ -128,18 +128,9 @@ def _sampling(sampling: SamplingParams, job: Job, eos_token_ids: tuple[int, ...]
     }  # fmt: skip
     if sampling.logprobs is not None:
         body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
-    if job.num_output and (sampling.presence_penalty or sampling.frequency_penalty):
-        body["logit_bias"] = _bias(job.tokens[-job.num_output :], sampling)
+    if job.num_output and is_penalized(sampling):
+        body["logit_bias"] = penalty_bias(job.tokens[-job.num_output :], sampling)
     return body
-
-
-def _bias(output: TokenIds, sampling: SamplingParams) -> dict[str, float]:
-    return {
-        str(token): max(
-            -_MAX_BIAS, min(_MAX_BIAS, -sampling.presence_penalty - count * sampling.frequency_penalty)
-        )
-        for token, count in sorted(Counter(output).items())
-    }  # fmt: skip
 
 
 def _logprobs(choice: _Choice, count: int) -> tuple[TokenLogprob, ...]:

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.distributed.parallel_state import get_tp_group
 
 from nodes.engines.vllm.frames import PROTOCOL, Hello
 from nodes.engines.vllm.mover import Cache, PackedCache, PlainCache
@@ -118,7 +119,7 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
         first = kv_caches[names[0]]
         self._worker = Worker(
             caches, self._vllm_config.cache_config.block_size, first.device, Path(extra["socket"]),
-            self._hello(first, len(names), obstacle), launched=bool(extra.get("launched")),
+            self._hello(first, len(names), obstacle), launched=bool(extra.get("launched")), agree=_any_worker,
         )  # fmt: skip
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -156,6 +157,8 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def _obstacle(self, kv_caches: dict[str, torch.Tensor]) -> str:
         model, shapes = self._vllm_config.model_config, {tuple(cache.shape) for cache in kv_caches.values()}
+        if split := _split(self._vllm_config.parallel_config, self._vllm_config.kv_transfer_config.engine_id):
+            return split
         if len(self._kv_cache_config.kv_cache_groups) != 1 or len(shapes) != 1:
             return "its layers keep KV in different shapes"
         shape = next(iter(shapes))
@@ -182,16 +185,50 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
             protocol=PROTOCOL, version=vllm.__version__, pid=os.getpid(), model=config.model_config.model,
             revision=revision, tokenizer=tokenizer, dtype=str(config.model_config.dtype).removeprefix("torch."),
             cache_dtype=str(cache.dtype).removeprefix("torch."), num_layers=num_layers,
-            num_kv_heads=config.model_config.get_num_kv_heads(config.parallel_config),
+            num_kv_heads=config.model_config.get_total_num_kv_heads(),
             head_dim=config.model_config.get_head_size(), block_size=config.cache_config.block_size,
             num_blocks=self._kv_cache_config.num_blocks, world_size=config.parallel_config.world_size,
             max_model_len=config.model_config.max_model_len, device=cache.device.type, obstacle=obstacle,
+            missing=_missing(config), rank=get_tp_group().rank_in_group, engine=config.kv_transfer_config.engine_id,
         )  # fmt: skip
 
 
 def _layer_number(name: str) -> tuple[int, str]:
     found = re.search(r"\.(\d+)\.", name)
     return (int(found[1]) if found else 0, name)
+
+
+def _any_worker(failed: list[bool]) -> list[bool]:
+    """Agree of worker.py."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return failed
+    found = torch.tensor(failed, dtype=torch.int32)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    return [bool(one) for one in found.tolist()]
+
+
+def _split(parallel: Any, engine_id: str) -> str:
+    """Why the workers of this vLLM do not hold one KV cache, split by heads on one machine; empty where they do."""
+    if parallel.pipeline_parallel_size > 1:
+        return f"it splits its layers over {parallel.pipeline_parallel_size} pipeline stages"
+    if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+        return "it splits sequences over its workers (context parallelism)"
+    if re.search(r"_dp\d+$", engine_id):  # so vLLM names each of them
+        return "its server has several engines (data parallelism)"
+    if parallel.nnodes > 1:
+        return f"its workers are on {parallel.nnodes} machines, which share no memory"
+    return ""
+
+
+def _missing(config: Any) -> tuple[str, ...]:
+    """A vLLM that plans a step before the last one's failed loads are known goes on from KV that did not load."""
+    set_to = {
+        "--no-async-scheduling": not config.scheduler_config.async_scheduling,
+        "--scheduling-policy priority": config.scheduler_config.policy == "priority",
+        "kv_load_failure_policy recompute": config.kv_transfer_config.kv_load_failure_policy == "recompute",
+    }
+    return tuple(name for name, is_so in set_to.items() if not is_so)
 
 
 def _identity(model: str) -> tuple[str, str]:

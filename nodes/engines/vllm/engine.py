@@ -18,9 +18,9 @@ from nodes.engines.vllm.completion import read_output, request_body
 from nodes.engines.vllm.frames import Hello
 from nodes.engines.vllm.launch import Child, command, launch
 from nodes.engines.vllm.link import Link, Watched
-from nodes.engines.vllm.preflight import check_connector, check_server
+from nodes.engines.vllm.preflight import check_connector, check_server, check_worker
 from nodes.engines.vllm.server import Rejected, VllmServer
-from nodes.hardware import probe
+from nodes.hardware import probe, with_gpus
 from nodes.profiles import ProfileKey, load_profile
 from nodes.shapes import latency_profile, shape
 from transfer.errors import EngineFailed, InvalidValue, JobFailed
@@ -31,6 +31,7 @@ from transfer.terms import FinishReason, KvLayout, ModelIdentity
 
 log = logging.getLogger(__name__)
 
+START_S = 300.0
 SAVED_S = 30.0
 """KV of a request is in the arena this long after its last token at the latest."""
 HEALTH_EVERY_S = 5.0
@@ -64,7 +65,7 @@ class VllmOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
     hardware: HardwareProfile | None = None
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = START_S
 
 
 class VllmEngine:
@@ -114,7 +115,7 @@ class VllmEngine:
         """Raises EngineFailed once the process, the connector or the server's health is gone."""
         waits: list[Coroutine[Any, Any, str]] = [self._unhealthy(), _lost(self._link)]
         if self.child is not None:
-            waits.append(self.child.ended())
+            waits.append(self.child.ended(has_served=True))
         self._fail(await _first(waits))
         self._check_alive()
 
@@ -206,13 +207,16 @@ async def start_vllm(options: VllmOptions) -> VllmEngine:
         directory = None if options.socket else Path(tempfile.mkdtemp(prefix="phaseplane-vllm-"))
         if directory is not None:
             undo.callback(shutil.rmtree, directory, ignore_errors=True)
-        arenas: list[HostArena] = []
+        arenas: list[tuple[Hello, HostArena]] = []
 
         async def welcome(hello: Hello) -> HostArena:
+            if arenas:
+                check_worker(arenas[0][0], hello)
+                return arenas[0][1]
             layout = check_connector(hello, model, config, options.dtype, options.block_size)
             arena = await asyncio.to_thread(_arena, options, layout)
             undo.callback(arena.close)
-            arenas.append(arena)
+            arenas.append((hello, arena))
             return arena
 
         socket = options.socket or _below(directory, "link")
@@ -227,9 +231,12 @@ async def start_vllm(options: VllmOptions) -> VllmEngine:
         hello = await _joined(link, server, child, options.start_timeout_s)
         name = check_server(hello, await server.version(), await server.models())
         latency, key = await asyncio.to_thread(_latency, options, model, hello)
-        engine = VllmEngine(hello, name, model, arenas[0], link, server, child, directory, latency, key)
+        engine = VllmEngine(hello, name, model, arenas[0][1], link, server, child, directory, latency, key)
         undo.pop_all()
-    log.info("vLLM %s serves %s with %d KV blocks", hello.version, model.name, engine.capacity_blocks)
+    log.info(
+        "vLLM %s serves %s with %d KV blocks in each of %d workers", hello.version, model.name, engine.capacity_blocks,
+        hello.world_size,
+    )  # fmt: skip
     return engine
 
 
@@ -257,11 +264,14 @@ async def _joined(link: Link, server: VllmServer, child: Child | None, timeout_s
 
     waits: list[Coroutine[Any, Any, str]] = [up(), _lost(link)]
     if child is not None:
-        waits.append(child.ended())
+        waits.append(child.ended(has_served=False))
     try:
         reason = await asyncio.wait_for(_first(waits), timeout_s)
     except TimeoutError:
-        raise EngineFailed(f"vLLM did not come up within {timeout_s:g} s; see its log, or allow it longer") from None
+        raise EngineFailed(
+            f"vLLM did not come up within {timeout_s:g} s{link.absent()}; see its log, or allow it longer with "
+            "--engine-start-s"
+        ) from None
     if reason:
         raise EngineFailed(reason)
     return link.joined.result()
@@ -302,8 +312,11 @@ def _arena(options: VllmOptions, layout: KvLayout) -> HostArena:
 def _latency(options: VllmOptions, model: ModelIdentity, hello: Hello) -> tuple[LatencyProfile, ProfileKey]:
     """What `phaseplane calibrate` kept for this vLLM, or else a preset."""
     hardware = options.hardware or probe()
+    if hello.device != "cpu":
+        hardware = with_gpus(hardware, hello.world_size)
+    workers = f", {hello.world_size} workers" if hello.world_size > 1 else ""
     key = ProfileKey(
-        model=model.revision, dtype=hello.dtype, device=f"{hello.device} {hardware.name}",
+        model=model.revision, dtype=hello.dtype, device=f"{hello.device} {hardware.name}{workers}",
         num_threads=options.threads or 0, software=f"vllm {hello.version}",
         hardware=options.hardware.name if options.hardware else "",
     )  # fmt: skip

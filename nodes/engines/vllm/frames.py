@@ -13,7 +13,7 @@ from transfer.errors import ProtocolError
 from transfer.kv.arena import ArenaHandle
 from transfer.terms import Struct
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 4 << 20
 _HEADER = struct.Struct("<I")
 
@@ -21,8 +21,11 @@ _HEADER = struct.Struct("<I")
 class Hello(Struct, frozen=True, tag="hello"):
     """First frame of a connector: what its vLLM is. num_blocks: of vLLM's own KV cache, block_size tokens each.
 
+    rank: this worker's among the world_size that split the model's num_kv_heads. engine: the same for all of them,
+    and for those of no other vLLM.
     revision, tokenizer: as transfer.models reads them from the model directory; empty where vLLM has none.
-    obstacle: why this vLLM's KV cannot be moved block by block; empty where it can.
+    obstacle: why this vLLM's KV cannot be moved block by block; empty where it can. missing: settings that our
+    connector rests on and that this vLLM runs without, as it is told of them.
     """
 
     protocol: int
@@ -42,17 +45,22 @@ class Hello(Struct, frozen=True, tag="hello"):
     max_model_len: int
     device: str
     obstacle: str = ""
+    missing: tuple[str, ...] = ()
+    rank: int = 0
+    engine: str = ""
 
 
 class Began(Struct, frozen=True, tag="began"):
-    """The job is in its first step, with KV of `num_cached` leading tokens that vLLM need not compute."""
+    """The job is in its first step, with KV of `num_cached` leading tokens that vLLM need not compute. The first
+    worker says so, when all have loaded it."""
 
     job: int
     num_cached: int
 
 
 class Saved(Struct, frozen=True, tag="saved"):
-    """KV of `layer` of the job's arena blocks [first, first + count) is in the arena."""
+    """The worker's heads of `layer` of the job's arena blocks [first, first + count) are in the arena; `first` is where
+    its last frame of that layer ended, or save_from."""
 
     job: int
     layer: int
@@ -61,14 +69,14 @@ class Saved(Struct, frozen=True, tag="saved"):
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
-    """KV could not be taken from the arena; vLLM computes it."""
+    """KV could not be taken from the arena by one worker or more; vLLM computes it. Said by the first worker."""
 
     job: int
     reason: str
 
 
 class Revoked(Struct, frozen=True, tag="revoked"):
-    """The job's blocks are neither read nor written any more, nor will be."""
+    """The job's blocks are neither read nor written by this worker any more, nor will be."""
 
     job: int
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ BLOCK_MULTIPLE = 32
 """vLLM's CPU attention takes blocks of a multiple of this; elsewhere such a size is as good as another."""
 STOP_S = 10.0
 TAIL_BYTES = 4000
+_ERROR = re.compile(r"\b[A-Za-z_][\w.]*Error\b")
 _OURS = (nodes, transfer)
 _NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _ALONE = {
@@ -41,10 +43,15 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ended(self) -> str:
-        """Returns, with a sentence, when the process has ended."""
+    async def ended(self, *, has_served: bool) -> str:
+        """Returns, with a sentence, when the process has ended. has_served: its log may quote prompts by now, and the
+        sentence names its error only."""
         status = await self._process.wait()
-        return f"vLLM (pid {self.pid}) ended with status {status}: {tail(self.log)}"
+        said = tail(self.log)
+        if has_served:
+            found = _ERROR.search(said)
+            said = f"{found[0] if found else 'no error named'} (see {self.log})"
+        return f"vLLM (pid {self.pid}) ended with status {status}: {said}"
 
     async def stop(self) -> None:
         """Idempotent. Asks the server to end its workers and itself, and after at most STOP_S kills what is left."""

@@ -1,7 +1,8 @@
 """The agent's end of the link to the connector inside its vLLM: a unix socket in a directory that only we can enter.
 
-One connector is taken, of our own user, whose facts `check` accepts; when it is lost the engine is, whatever the HTTP
-server still says: nobody else may touch the arena.
+The connector of one vLLM is taken, of our own user, in each of its workers; when one of them is lost the engine is,
+whatever the HTTP server still says: nobody else may touch the arena. What every worker does for itself has happened
+when the last one says so.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from nodes.engines.vllm.frames import (
     from_connector,
     pack,
 )
+from nodes.engines.vllm.plan import share
 from transfer.errors import EngineFailed, InvalidValue, PhaseplaneError, ProtocolError
 from transfer.kv.arena import HostArena
 
@@ -49,24 +51,46 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(slots=True)
 class Watched:
-    """One job as the connector tells of it. num_missing: pairs of layer and block not saved yet."""
+    """One job as the connector tells of it. num_missing: pairs of layer and block not saved yet. ends: of each worker
+    that saves, by layer, where in the job's table it has got to. holders: workers that have not given the blocks back.
+    """
 
     on_started: OnStarted
     on_saved: OnSaved
     num_missing: int
+    ends: dict[int, list[int]]
+    holders: set[int]
     num_cached: int | None = None
     loads_failed: int = 0
-    is_revoked: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_revoked(self) -> bool:
+        return not self.holders
+
+    def saved(self, rank: int, layer: int, first: int, count: int) -> None:
+        """Raises ProtocolError for what does not follow on what the worker has saved before."""
+        ends = self.ends.get(rank, [])
+        if not (0 <= layer < len(ends) and first == ends[layer] and count > 0):
+            raise ProtocolError(f"worker {rank} saved blocks from {first} on of layer {layer} out of turn")
+        before = min(one[layer] for one in self.ends.values())
+        ends[layer] += count
+        everywhere = min(one[layer] for one in self.ends.values())
+        if everywhere > before:
+            self.num_missing -= everywhere - before
+            self.on_saved(layer, before, everywhere - before)
 
 
 class Link:
-    """welcome: makes the arena for the connector that says Hello, or raises InvalidValue, which refuses it."""
+    """welcome: called for one worker after the other that says Hello; makes the arena for the first and gives it to the
+    others, or raises InvalidValue, which refuses the vLLM."""
 
     def __init__(self, path: Path, welcome: Callable[[Hello], Awaitable[HostArena]]) -> None:
         self._path, self._welcome = path, welcome
         self._server: asyncio.Server | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._first: Hello | None = None
+        self._workers: dict[int, asyncio.StreamWriter] = {}
+        self._admitting = asyncio.Lock()
         self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._jobs: dict[int, Watched] = {}
         self._next_job = secrets.randbits(JOB_BITS) + 1
@@ -88,7 +112,10 @@ class Link:
         job, self._next_job = self._next_job, self._next_job + 1
         layout = arena.layout
         read = blocks[: layout.num_blocks(num_loaded)]
-        watched = Watched(on_started, on_saved, layout.num_layers * max(0, len(blocks) - save_from))
+        watched = Watched(
+            on_started, on_saved, layout.num_layers * max(0, len(blocks) - save_from),
+            {rank: [save_from] * layout.num_layers for rank in self._savers(layout.num_kv_heads)}, set(self._workers),
+        )  # fmt: skip
         self._jobs[job] = watched
         self._send(
             Grant(
@@ -121,6 +148,12 @@ class Link:
             watched.changed.clear()
             await watched.changed.wait()
 
+    def absent(self) -> str:
+        """Which workers have not come, to be appended to a sentence; empty before any has come and when all have."""
+        if self._first is None or len(self._workers) == self._first.world_size:
+            return ""
+        return f" ({len(self._workers)} of its {self._first.world_size} workers have come to {self._path})"
+
     async def close(self) -> None:
         """Idempotent."""
         self._lose("the engine is closed")
@@ -141,7 +174,7 @@ class Link:
         except (OSError, TimeoutError, PhaseplaneError) as error:
             if not self.lost.done():
                 log.warning("a connector at %s: %s", self._path, error)
-            if self._writer is writer:
+            if writer in self._workers.values():
                 self._lose(f"vLLM's connector is gone: {error}")
         finally:
             writer.close()
@@ -157,32 +190,40 @@ class Link:
         hello = from_connector(bodies[0])
         if not isinstance(hello, Hello):
             raise ProtocolError(f"it began with {type(hello).__name__} instead of Hello")
-        await self._admit(hello, writer)
+        async with self._admitting:
+            await self._admit(hello, writer)
         bodies = bodies[1:]
         while True:
             for body in bodies:
-                self._take(from_connector(body))
+                self._take(from_connector(body), hello.rank)
             bodies = unpacker.feed(await _read(reader))
 
     async def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Raises InvalidValue, with the connector told why."""
+        first = self._first or hello
+        is_other = hello.engine != first.engine or hello.rank in self._workers
         try:
-            if self._writer is not None:
+            if is_other:
                 raise InvalidValue("another vLLM has joined this agent already; give each a socket of its own")
-            self._writer = writer
+            self._first = first
+            self._workers[hello.rank] = writer
             handle = (await self._welcome(hello)).handle
             if handle is None:
                 raise InvalidValue("the agent's arena is private; make it shared")
         except InvalidValue as error:
             writer.write(pack(Refused(reason=str(error))))
-            if self._writer is writer and not self.joined.done():
+            if not is_other and not self.joined.done():
                 self.joined.set_exception(error)
             raise
         writer.write(pack(Welcome(arena=handle)))
-        if not self.joined.done():
-            self.joined.set_result(hello)
+        if len(self._workers) == first.world_size and not self.joined.done():
+            self.joined.set_result(first)
 
-    def _take(self, frame: FromConnector) -> None:
+    def _savers(self, num_kv_heads: int) -> list[int]:
+        num_workers = len(self._workers)
+        return [rank for rank in range(num_workers) if share(rank, num_workers, num_kv_heads).saves]
+
+    def _take(self, frame: FromConnector, rank: int) -> None:
         if isinstance(frame, Hello):
             raise ProtocolError("it said Hello twice")
         watched = self._jobs.get(frame.job)
@@ -194,19 +235,20 @@ class Link:
                 if is_first:
                     watched.on_started()
             case Saved(layer=layer, first=first, count=count):
-                watched.num_missing -= count
-                watched.on_saved(layer, first, count)
+                watched.saved(rank, layer, first, count)
             case LoadFailed(reason=reason):
                 watched.loads_failed += 1
                 log.warning("vLLM computes what it could not load: %s", reason)
             case Revoked():
-                watched.is_revoked = True
+                watched.holders.discard(rank)
         watched.changed.set()
 
     def _send(self, frame: Grant | Revoke) -> None:
-        if self._writer is None or self.lost.done():
+        if self.lost.done():
             return
-        self._writer.write(pack(frame))
+        data = pack(frame)
+        for writer in self._workers.values():
+            writer.write(data)
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():

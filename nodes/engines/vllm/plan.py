@@ -14,6 +14,24 @@ PARAMS = "phaseplane"
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What of the model's KV heads one worker of a tensor parallel vLLM has. saves: False for all but the first of
+    those that have the same heads, where there are fewer heads than workers."""
+
+    heads: range
+    saves: bool
+
+
+def share(rank: int, world_size: int, num_kv_heads: int) -> Share:
+    """As vLLM's attention splits its heads; one of the two numbers divides the other."""
+    if num_kv_heads < world_size:
+        head, copy = divmod(rank, world_size // num_kv_heads)
+        return Share(range(head, head + 1), copy == 0)
+    count = num_kv_heads // world_size
+    return Share(range(rank * count, (rank + 1) * count), saves=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """What a request of ours carries. num_tokens: leading tokens whose KV is wanted in the arena."""
 

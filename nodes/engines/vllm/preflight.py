@@ -32,11 +32,8 @@ def check_connector(
         raise InvalidValue(f"vLLM {hello.version} is older than {oldest}, the first that is supported; upgrade it")
     if hello.obstacle:
         raise InvalidValue(f"vLLM runs {hello.model}, and {hello.obstacle}; join it by URL, without moving KV")
-    if hello.world_size != 1:
-        raise InvalidValue(
-            f"vLLM splits the model over {hello.world_size} workers; KV moves to and from one only: set tensor and "
-            "pipeline parallelism to 1, or join it by URL, without moving KV"
-        )
+    if hello.missing:
+        raise InvalidValue(f"vLLM runs without {', '.join(hello.missing)}, on which moving KV rests; start it so")
     _check_model(hello, model, config)
     if dtype not in ("auto", hello.dtype):
         raise InvalidValue(f"vLLM computes in {hello.dtype}, but dtype {dtype} is set; start it with --dtype {dtype}")
@@ -53,6 +50,17 @@ def check_connector(
         num_layers=hello.num_layers, num_kv_heads=hello.num_kv_heads, head_dim=hello.head_dim, block_size=block_size,
         dtype=hello.dtype, rope=rope_name(config, model.name),
     )  # fmt: skip
+
+
+def check_worker(first: Hello, other: Hello) -> None:
+    """Raises InvalidValue unless both are workers of one vLLM, by what they say of it."""
+    differ = [
+        f"{name} ({getattr(other, name)}, the first says {getattr(first, name)})"
+        for name in Hello.__struct_fields__
+        if name not in ("rank", "pid") and getattr(other, name) != getattr(first, name)
+    ]
+    if differ:
+        raise InvalidValue(f"workers of one vLLM differ in {', '.join(differ)}; start all of it anew")
 
 
 def check_server(hello: Hello, version: str, models: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from nodes.engines.answers import read_body
+from nodes.engines.answers import read_body, why
 from nodes.engines.vllm.completion import SseParser, read_error
 from transfer.errors import EngineFailed, JobFailed
 
@@ -68,7 +68,7 @@ class VllmServer:
                     self._running.discard(response)
                     response.close()  # a stream that has not ended is thereby aborted
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise JobFailed(f"the request to vLLM broke off: {error or type(error).__name__}") from None
+            raise JobFailed(f"the request to vLLM broke off: {why(error)}") from None
 
     def break_off(self) -> None:
         """End every stream now: the engine is lost."""

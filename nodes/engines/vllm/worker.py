@@ -5,6 +5,7 @@ Knows nothing of vLLM but the tensors it is given; connector.py fits it into vLL
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,20 +14,27 @@ from nodes.engines.vllm.client import LinkClient, log
 from nodes.engines.vllm.copies import Copies, CudaCopies, HostCopies
 from nodes.engines.vllm.frames import Began, Grant, Hello, LoadFailed, Saved
 from nodes.engines.vllm.mover import ArenaTensor, Cache, Span, arena_span
-from nodes.engines.vllm.plan import Progress, StepItem
+from nodes.engines.vllm.plan import Progress, StepItem, share
 from transfer.kv.arena import MappedArena
+
+Agree = Callable[[list[bool]], list[bool]]
+"""Element by element whether any of a vLLM's workers says so; all of them call it in the same steps, and wait."""
 
 
 class Worker:
-    """caches: one a layer, in order. block_size: of vLLM's cache. Methods but `arrived` are the engine thread's."""
+    """caches: one a layer, in order, of this worker's heads. block_size: of vLLM's cache. Methods but `arrived` are the
+    engine thread's."""
 
     def __init__(
-        self, caches: list[Cache], block_size: int, device: torch.device, socket: Path, hello: Hello, *, launched: bool
-    ) -> None:
+        self, caches: list[Cache], block_size: int, device: torch.device, socket: Path, hello: Hello, *, launched: bool,
+        agree: Agree = lambda failed: failed,
+    ) -> None:  # fmt: skip
         self._copies: Copies = (
             HostCopies(caches, block_size) if device.type == "cpu" else CudaCopies(caches, block_size, device)
         )
         self._num_layers, self._block_size = len(caches), block_size
+        self._hello, self._agree = hello, agree
+        self._saves = False
         self._arena: ArenaTensor | None = None
         self._jobs: dict[int, Progress] = {}
         self._items: list[StepItem] = []
@@ -37,7 +45,9 @@ class Worker:
 
     def arrived(self, arena: MappedArena) -> None:
         """The agent has shown its memory."""
-        self._arena = ArenaTensor(arena.buffer, arena.layout, arena.num_blocks)
+        mine = share(self._hello.rank, self._hello.world_size, arena.layout.num_kv_heads)
+        self._arena = ArenaTensor(arena.buffer, arena.layout, arena.num_blocks, mine.heads)
+        self._saves = mine.saves
 
     def begin(self, items: list[StepItem], over: list[int]) -> None:
         """A step follows. over: jobs that no step concerns any more."""
@@ -50,22 +60,28 @@ class Worker:
             if item.job in self._jobs:
                 self._jobs[item.job].begin(item)
             if item.fresh and item.load_from == item.start:
-                self._link.send(Began(job=item.job, num_cached=item.start))
+                self._tell(Began(job=item.job, num_cached=item.start))
 
     def load(self) -> None:
-        """What the step's requests have in the arena, into vLLM's cache."""
-        for item in self._items:
-            if item.load_from < item.start:
-                reason = self._load(item)
-                if reason:
-                    self._load_failed(item, reason)
-                self._link.send(Began(job=item.job, num_cached=item.load_from if reason else item.start))
+        """What the step's requests have in the arena, into vLLM's cache. What one worker cannot load has failed in all:
+        each computes its heads from what the others have."""
+        loads = [item for item in self._items if item.load_from < item.start]
+        if not loads:
+            return
+        reasons = [self._load(item) for item in loads]
+        failed = self._agree([bool(reason) for reason in reasons])
+        for item, reason, has_failed in zip(loads, reasons, failed, strict=True):
+            if has_failed:
+                self._load_failed(item, reason or "another worker of this vLLM could not load it")
+            self._tell(Began(job=item.job, num_cached=item.load_from if has_failed else item.start))
 
     def wait_layer(self, layer: int) -> None:
         self._copies.loaded(layer)
 
     def save_layer(self, layer: int) -> None:
         """The step has written this layer's KV."""
+        if not self._saves:
+            return
         if self._complete is None:
             self._complete = [
                 (item, blocks) for item in self._items
@@ -122,7 +138,12 @@ class Worker:
         self._failed_blocks.update(item.blocks[first:last])
         if item.job in self._jobs:
             self._jobs[item.job].load_failed(item.load_from)
-        self._link.send(LoadFailed(job=item.job, reason=reason))
+        self._tell(LoadFailed(job=item.job, reason=reason))
+
+    def _tell(self, frame: Began | LoadFailed) -> None:
+        """What is so in all workers, once."""
+        if self._hello.rank == 0:
+            self._link.send(frame)
 
     def _save(self, layer: int, item: StepItem, blocks: range) -> None:
         progress, job = self._jobs[item.job], item.job

@@ -25,7 +25,7 @@ from nodes.core.events import (
     NotAdmitted,
     SequenceSpec,
 )
-from nodes.core.jobs import Began, Cancel, Drew, JobOver, Launch, Saved, Started
+from nodes.core.jobs import Began, Cancel, Drew, JobOver, Keep, Keeping, Kept, Launch, Saved, Started
 from nodes.core.served import ServedCore
 from nodes.core.served_residency import ServedConfig
 from nodes.engines.served import Job, Output
@@ -80,6 +80,8 @@ class ServedHarness:
         self.kv: dict[tuple[int, int], list[bytes | None]] = {}
         self.records: dict[Key, Record] = {}
         self.jobs: dict[Key, Running] = {}
+        self.keeps: dict[str, tuple[list[bytes], Keeping]] = {}
+        """By name, KV of the tokens and the blocks for it."""
 
     def record(self, name: str, generation: int = 1) -> Record:
         return self.records[name, generation]
@@ -171,6 +173,26 @@ class ServedHarness:
             running.finished = running.finished or running.job.sampling is None
         return self.over(key)
 
+    def keep(self, name: str, key: Key) -> Keeping:
+        """A request has ended: its answer is to be saved beside its prompt."""
+        one = self.records[key]
+        tokens = [*one.spec.tokens[: len(one.spec.tokens) - one.spec.num_output], *one.output][:-1]
+        effects = self.send(Keep(name=name, tokens=tokens, root=one.spec.root))
+        keeping = next(effect for effect in effects if isinstance(effect, Keeping))
+        if keeping.blocks:
+            states = digests(tokens, one.spec.root)
+            for index, block in enumerate(keeping.blocks[: keeping.num_cached]):
+                assert self.kv[0, block] == states[index * SIZE : (index + 1) * SIZE]
+            self.keeps[name] = (states, keeping)
+        return keeping
+
+    def kept(self, name: str, *, is_saved: bool = True) -> list[Effect]:
+        states, keeping = self.keeps.pop(name)
+        for index in range(keeping.num_cached, len(keeping.blocks) if is_saved else keeping.num_cached):
+            for layer in range(LAYERS):
+                self.kv[layer, keeping.blocks[index]] = [*states[index * SIZE : (index + 1) * SIZE]]
+        return self.send(Kept(name=name, is_saved=is_saved))
+
     def _load(self, key: Key) -> list[bytes]:
         job = self.jobs[key].job
         loaded: list[bytes] = []
@@ -208,10 +230,11 @@ class ServedHarness:
             case CannotPause():
                 assert effect.reason
             case _:
-                assert type(effect).__name__ in ("Grown", "Pinned", "Unpinned")
+                assert type(effect).__name__ in ("Grown", "Keeping", "Pinned", "Unpinned")
 
     def _changed(self, effect: HandsChanged) -> None:
         in_use = {block for running in self.jobs.values() for block in running.job.blocks}
+        in_use |= {block for _, keeping in self.keeps.values() for block in keeping.blocks}
         assert not in_use & set(effect.blocks), "a block that the engine still reads or writes got a new owner"
         for block in effect.blocks:
             for layer in range(LAYERS):

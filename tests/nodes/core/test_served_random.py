@@ -40,12 +40,12 @@ class Life:
         shares = self.rng.random() < 0.85
         self.h = ServedHarness(
             served_config(
-                num_blocks=self.rng.randint(4, 18) if shares else 1, capacity_blocks=self.rng.randint(4, 30),
+                num_blocks=self.rng.randint(4, 24) if shares else 1, capacity_blocks=self.rng.randint(4, 30),
                 max_context=self.rng.choice([20, 40]), max_running=self.rng.randint(1, 4), max_waiting=3,
                 shares_kv=shares, prefix_cache=shares and self.rng.random() < 0.8,
             )
         )  # fmt: skip
-        self.num_added = 0
+        self.num_added = self.num_kept = 0
         self.dropped: set[Key] = set()
         self.failed: set[Key] = set()
 
@@ -180,11 +180,20 @@ class Life:
             first = self.rng.randrange(len(hashes))
             self.h.send(Pin(name=name, hashes=hashes[first : first + 2], lease_s=4.0))
 
+    def keep(self) -> None:
+        name = f"keep{self.rng.randint(0, 1)}"
+        if name in self.h.keeps:
+            self.h.kept(name, is_saved=self.rng.random() < 0.7)
+            return
+        ended = [key for key, one in self.h.records.items() if one.finish is not None]
+        if ended and self.h.config.shares_kv:
+            self.num_kept += bool(self.h.keep(name, self.rng.choice(ended[-3:])).blocks)
+
     def act(self) -> None:
         actions = {
             self.add: 14, self.repeat: 3, self.newer_generation: 2, self.kv_ready: 6, self.migrated: 2, self.fetched: 6,
             self.begin: 5, self.save: 20, self.draw: 14, self.over: 7, self.strange: 1, self.drop: 3, self.handed: 4,
-            self.time: 2, self.pin: 3,
+            self.time: 2, self.pin: 3, self.keep: 12,
         }  # fmt: skip
         self.rng.choices(list(actions), list(actions.values()))[0]()
 
@@ -204,6 +213,8 @@ class Life:
                 h.send(Handed(request_id=key[0], generation=key[1]))
             for name in ("pin0", "pin1"):
                 h.send(Unpin(name=name))
+            for name in list(h.keeps):
+                h.kept(name)
             if h.core.idle:
                 break
         assert h.core.idle
@@ -235,6 +246,7 @@ def test_no_block_leaks_whatever_order_things_come_in(first: int) -> None:
         "lost": sum(one.lost is not None for one in records),
         "dropped": sum(len(life.dropped) for life in lives),
         "failed": sum(len(life.failed) for life in lives),
+        "kept": sum(life.num_kept for life in lives),
     }
     assert min(seen.values()) >= 10, seen
 

@@ -55,6 +55,8 @@ class ToyServed:
         self.tidy_s, self.num_disturbed = 0.0, 0
         self.running: dict[str, Job] = {}
         self.jobs: list[Job] = []
+        self.answers: list[Job] = []
+        """Those that only save what a request which ended had generated."""
         self._decoding: dict[str, int] = {}
         self._stepping: asyncio.Event | None = None
         self._prefill = asyncio.Lock()
@@ -63,7 +65,7 @@ class ToyServed:
     async def run(self, job: Job, on_started: OnStarted, on_saved: OnSaved) -> AsyncGenerator[Output, None]:
         assert job.request_id not in self.running
         self.running[job.request_id] = job
-        self.jobs.append(job)
+        (self.answers if "/keep-" in job.request_id else self.jobs).append(job)
         try:
             async with aclosing(self._serve(job, on_started, on_saved)) as outputs:
                 async for output in outputs:
@@ -199,6 +201,10 @@ class ServedFleet(LayeredFleet):
         for name in self.actors:
             if name[0] != "k" and name not in self.native:
                 assert not self.engine(name).running
+
+    def _idle(self) -> bool:
+        settled = all(actor.role is not None and not actor.role.load().unsettled for actor in self.actors.values())
+        return settled and super()._idle()
 
     def _make(self, name: str) -> InstanceActor:
         self._making = name

@@ -29,6 +29,9 @@ Same user as the agent, whose memory it maps; the agent's socket is in a folder 
     - --scheduling-policy=priority
     - --no-async-scheduling
     - --disable-uvicorn-access-log
+    {{- if gt (int .one.gpus) 1 }}
+    - --tensor-parallel-size={{ .one.gpus }}
+    {{- end }}
     - --kv-transfer-config={{ toJson $connector }}
     {{- range .one.vllmArgs }}
     - {{ . | quote }}

@@ -44,6 +44,7 @@ def make_model(directory: Path) -> Path:
 @dataclass
 class Script:
     """kind: "vllm", "llamacpp", "ids" (takes ids, gives text) or "plain" (text, and nothing beyond OpenAI's own).
+    The first two know logit_bias, and llama.cpp counts prompts in penalties.
 
     tokens: what it draws, then the end. fault: "" or what goes wrong with a completion. bodies: what it was sent.
     """
@@ -129,7 +130,7 @@ async def _complete(script: Script, request: web.Request) -> web.StreamResponse:
     if script.fault == "redirect":
         raise web.HTTPTemporaryRedirect("/elsewhere")
     if script.fault == "refuse":
-        return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
+        return web.json_response({"error": {"message": "too long: a secret", "type": "BadRequestError"}}, status=400)
     if script.fault == "echo":
         return web.json_response({"detail": [{"input": body}]}, status=422)
     if script.kind == "plain" and (not isinstance(body["prompt"], str) or set(body) - _KNOWN):
@@ -152,11 +153,14 @@ async def _stream(script: Script, body: dict[str, Any], answer: web.StreamRespon
         await answer.write(b"data: " + json.dumps({"choices": [{"index": 0, **choice}]}).encode() + b"\n\n")
 
     await answer.write(b": ping\n\n")
-    drawn = script.tokens[: body["max_tokens"]]
+    drawn = (_liked(script, body) or script.tokens)[: body["max_tokens"]]
     for place, token in enumerate(drawn):
         await asyncio.sleep(script.gap_s)
+        while script.fault == "pings" and place == 1:
+            await answer.write(b': ping\n\ndata: {"choices": []}\n\n')
+            await asyncio.sleep(0.01)
         if script.fault == "break" and place == 1:
-            await answer.write(b'data: {"error": {"message": "out of memory"}}\n\n')
+            await answer.write(b'data: {"error": {"message": "out of memory: a secret", "type": "server_error"}}\n\n')
             return
         await say(_choice(script, body, token))
     if script.fault != "silent":
@@ -164,6 +168,16 @@ async def _stream(script: Script, body: dict[str, Any], answer: web.StreamRespon
         last = {"token_ids": [EOS]} if stopped and script.kind == "vllm" else {}
         await say({"text": "", "finish_reason": "stop" if stopped else "length", **last})
     await answer.write(b"data: [DONE]\n\n")
+
+
+def _liked(script: Script, body: dict[str, Any]) -> list[int]:
+    """What it draws where logit_bias makes a token the likeliest."""
+    scores = {int(token): bias for token, bias in body.get("logit_bias", {}).items()}
+    if script.kind == "llamacpp":
+        window = body["prompt"][-64:]
+        scores = {token: bias - body["frequency_penalty"] * window.count(token) for token, bias in scores.items()}
+    best = max(scores, key=lambda token: scores[token], default=0)
+    return [best, *script.tokens] if script.kind in ("vllm", "llamacpp") and scores.get(best, 0) > 0 else []
 
 
 def _choice(script: Script, body: dict[str, Any], token: int) -> dict[str, Any]:

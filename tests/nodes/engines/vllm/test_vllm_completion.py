@@ -92,8 +92,10 @@ def test_logprobs_carry_ids_and_as_many_alternatives_as_asked() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b'{"error": {"message": "too long"}}', "too long"),
-        (b'{"choices": [{"token_ids": [1], "finish_reason": "abort"}]}', "'abort'"),
+        (b'{"error": {"message": "a secret", "type": "InternalServerError"}}', r"up \(InternalServerError\)$"),
+        (b'{"error": {"message": "a secret", "type": 500}}', "gave the request up$"),
+        (b'{"choices": [{"token_ids": [1], "finish_reason": "abort"}]}', r"ended the request \(abort\)$"),
+        (b'{"choices": [{"token_ids": [1], "finish_reason": "a secret"}]}', "ended the request$"),
         (b'{"choices": [{"text": "a"}]}', "token ids"),
         (b"<html>", "not a completion chunk"),
     ],
@@ -108,7 +110,8 @@ def test_missing_logprobs_fail_the_job() -> None:
         read_output(b'{"choices": [{"token_ids": [1]}]}', 0)
 
 
-def test_a_refusal_is_one_sentence() -> None:
-    said = read_error(400, b'{"error": {"message": "This model\'s maximum\\ncontext length is 4096"}}')
-    assert said == "vLLM refused the request (400): This model's maximum context length is 4096"
-    assert read_error(502, b"bad gateway") == "vLLM refused the request (502)"
+def test_a_refusal_is_a_sentence_without_what_may_repeat_the_prompt() -> None:
+    said = read_error(400, b'{"error": {"message": "cannot tokenize: a secret", "type": "BadRequestError"}}')
+    assert said == "vLLM refused the request with 400 (BadRequestError)"
+    assert read_error(400, b'{"error": {"type": "a secret"}}') == "vLLM refused the request with 400"
+    assert read_error(502, b"bad gateway") == "vLLM refused the request with 502"

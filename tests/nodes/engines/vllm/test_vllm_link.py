@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from nodes.engines.vllm.client import GRANT_WAIT_S
-from nodes.engines.vllm.frames import MAX_FRAME_BYTES, Hello, Refused, Unpacker, from_agent, from_connector, pack
+from nodes.engines.vllm.frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Hello,
+    Refused,
+    Unpacker,
+    from_agent,
+    from_connector,
+    pack,
+)
 from nodes.engines.vllm.link import Link
 from nodes.engines.vllm.mover import Cache, PlainCache, Span, read_span, write_span
 from nodes.engines.vllm.plan import StepItem
@@ -27,7 +36,7 @@ LAYOUT = KvLayout(
     num_layers=LAYERS, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, dtype="bfloat16", rope="none"
 )  # fmt: skip
 HELLO = Hello(
-    protocol=1, version="0.32.0", pid=1, model="m", revision="a", tokenizer="b", dtype="bfloat16",
+    protocol=PROTOCOL, version="0.32.0", pid=1, model="m", revision="a", tokenizer="b", dtype="bfloat16",
     cache_dtype="bfloat16", num_layers=LAYERS, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, num_blocks=6,
     world_size=1, max_model_len=64, device="cpu",
 )  # fmt: skip

@@ -84,7 +84,7 @@ def test_kv_survives_the_way_through_the_arena(make: object, arena_size: int, nu
         num_layers=1, num_kv_heads=HEADS, head_dim=DIM, block_size=arena_size, dtype="bfloat16", rope="none"
     )
     host = HostArena(layout, 8)
-    arena = ArenaTensor(host.buffer, layout, 8)
+    arena = ArenaTensor(host.buffer, layout, 8, range(HEADS))
     first = arena_size if num_tokens > arena_size else 0
     for start, last in ((0, first), (first, num_tokens)):
         if last > start:

@@ -28,11 +28,11 @@ def test_one_that_fits_gets_the_layout_of_the_native_engine() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"protocol": PROTOCOL + 1}, "speaks protocol 2, this agent 1"),
+        ({"protocol": PROTOCOL + 1}, f"speaks protocol {PROTOCOL + 1}, this agent {PROTOCOL};"),
         ({"version": "0.31.4"}, "vLLM 0.31.4 is older than 0.32"),
         ({"version": "main"}, "vLLM main is older than 0.32"),
         ({"obstacle": "its layers keep KV in different shapes"}, "runs /models/m, and its layers keep"),
-        ({"world_size": 2}, "over 2 workers"),
+        ({"missing": ("--no-async-scheduling",)}, "runs without --no-async-scheduling, on which moving KV rests"),
         ({"revision": "cc"}, r"whose weights \(cc\) are not those of m \(aa\)"),
         ({"revision": ""}, "whose weights cannot be told"),
         ({"tokenizer": "cc"}, r"whose tokenizer \(cc\) are not those"),
