@@ -58,6 +58,9 @@ def simulate(
     ] = None,
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens of a KV block.")] = 512,
     stepwise: Annotated[bool, typer.Option("--stepwise", help="Simulate each step by itself: slower, equal.")] = False,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="In plain Python: equal, about half as fast.")
+    ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Draw rates and TTFT over time here.")] = False,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw them, TPOT and use, too.")] = None,
     json: Json = False,

@@ -6,8 +6,7 @@ Pure arithmetic over LatencyProfile, charged load and the directory. Chooses not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from heapq import nsmallest
 from typing import Any
 
@@ -26,17 +25,17 @@ Matches = Mapping[InstanceId, Match]
 """Leading whole blocks that an instance holds of the request, by instance."""
 
 
-@dataclass(slots=True)
 class PrefillOption:
     """compute_s: computing. prefill_s: fetching, too, where there is a fetch. cached_tokens: those fetched included."""
 
-    instance: Instance
-    fetch: Fetch | None
-    cached_tokens: int
-    queue_s: float
-    prefill_s: float
-    compute_tokens: int
-    compute_s: float
+    __slots__ = ("cached_tokens", "compute_s", "compute_tokens", "fetch", "instance", "prefill_s", "queue_s")
+
+    def __init__(
+        self, instance: Instance, fetch: Fetch | None, cached_tokens: int, queue_s: float, prefill_s: float,
+        compute_tokens: int, compute_s: float,
+    ) -> None:  # fmt: skip
+        self.instance, self.fetch, self.cached_tokens, self.queue_s = instance, fetch, cached_tokens, queue_s
+        self.prefill_s, self.compute_tokens, self.compute_s = prefill_s, compute_tokens, compute_s
 
     @property
     def compute_us(self) -> int:
@@ -65,6 +64,9 @@ class Estimator:
         self._block_size = group.layout.block_size
         self._max_match = most = max(0, wanted.num_tokens - 1) // self._block_size
         self._held = {name: min(match.lead, most) * self._block_size for name, match in matches.items()}
+        context = wanted.num_tokens + int(wanted.usual_output) // 2
+        self._decode_charge = Charge(0, 0, 1, context, wanted.keep_blocks, wanted.tpot_us)
+        self._sources: list[tuple[Instance, Match]] | None = None
 
     # --- who may be asked at all ----------------------------------------------------------------------------
 
@@ -185,16 +187,18 @@ class Estimator:
         ]
         return [row[-1] for row in self._few(rows)]
 
-    @cached_property
-    def _sources(self) -> list[tuple[Instance, Match]]:
+    def _found_sources(self) -> list[tuple[Instance, Match]]:
         """The pools that hold most of it, those with the least of that on SSD first."""
         if not self.fetches or not self._group.pools:
             return []
+        if self._sources is not None:
+            return self._sources
         held = [(pool, self._matches[name]) for name, pool in self._group.pools.items() if name in self._matches]
-        return nsmallest(
+        self._sources = nsmallest(
             MAX_SOURCES, held,
             key=lambda one: (-min(one[1].blocks, self._max_match), one[1].ssd, one[0].fetch_scale, one[0].id),
         )  # fmt: skip
+        return self._sources
 
     def option(self, one: Instance, *, alone: bool = False) -> PrefillOption:
         """Compute what is missing, fetch it, or fetch the front while the rest is computed: whatever is done first.
@@ -209,7 +213,7 @@ class Estimator:
         cached, best_s, best = self.held(one), compute_s, None
         size, layout = self._block_size, self._group.layout
         overlap: Overlap | None = None
-        for pool, match in self._sources if one.hello.shares_kv else ():
+        for pool, match in self._found_sources() if one.hello.shares_kv else ():
             most = min(match.blocks, self._max_match)
             if most * size <= cached:
                 continue
@@ -261,12 +265,6 @@ class Estimator:
     def _faults(self, *instances: Instance) -> int:
         avoid = self._wanted.avoid
         return sum([avoid.get(one.id, 0) for one in instances]) if avoid else 0
-
-    @cached_property
-    def _decode_charge(self) -> Charge:
-        wanted = self._wanted
-        context = wanted.num_tokens + int(wanted.usual_output) // 2
-        return Charge(0, 0, 1, context, wanted.keep_blocks, wanted.tpot_us)
 
 
 def kv_token_bytes(one: Instance, layout: KvLayout) -> float:

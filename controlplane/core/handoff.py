@@ -9,7 +9,7 @@ from controlplane.core import hits
 from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
 from controlplane.core.endings import find
-from controlplane.core.ledger import Leg, LegKind
+from controlplane.core.ledger import KINDS, Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.migration import Migrations
 from controlplane.core.recovery import Recovery
@@ -132,7 +132,7 @@ class Handoff:
     # --- either ---------------------------------------------------------------------------------------------
 
     def request_lost(self, sender: InstanceId, message: RequestLost) -> None:
-        for kind in LegKind:
+        for kind in KINDS:
             self._failed(sender, message.request_id, message.generation, kind, message.reason)
 
     def released(self, sender: InstanceId, message: Released) -> None:
@@ -220,7 +220,7 @@ class Handoff:
 
     def _computed(self, request: Request) -> None:
         """The prompt needs no more compute: its prefill charge ends here, not with the request."""
-        for kind in LegKind:
+        for kind in KINDS:
             leg = self._desk.ledger.find(request.request_id, request.generation, kind)
             if leg is not None and leg.charge.prefill_tokens:
                 self._desk.ledger.computed(leg)

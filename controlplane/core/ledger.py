@@ -22,6 +22,9 @@ class LegKind(StrEnum):
     PREFILL = "prefill"
 
 
+KINDS = tuple(LegKind)
+
+
 class Leg:
     """One instance's part in one placement. Open until closed; closing: aborted, Released not heard yet.
 
@@ -210,7 +213,7 @@ class Ledger:
         """What a (re)joining instance still holds and the ledger does not know is aborted at once."""
         legs = self._by_instance.get(instance.id, {})
         strays = [one for one in holdings
-                  if not any((one.request_id, one.generation, kind) in legs for kind in LegKind)]  # fmt: skip
+                  if not any((one.request_id, one.generation, kind) in legs for kind in KINDS)]  # fmt: skip
         return self._hear_strays(instance, strays, now, 0.0)
 
     def retry(self, now: float) -> list[Order]:

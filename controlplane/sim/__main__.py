@@ -1,110 +1,31 @@
-"""`python -m controlplane.sim`, which `phaseplane simulate` starts: reads, simulates, reports. It decides nothing."""
+"""`python -m controlplane.sim`, which `phaseplane simulate` starts: with the compiled copy where there is one."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from controlplane.sim.compiled import copy_dir, use_compiled
 
-from controlplane.sim.driver import simulate
-from controlplane.sim.fleet import parse_fleet
-from controlplane.sim.options import PROGRAM, core_config, make_parser, parse_faults, read_input
-from controlplane.sim.plots import check_packages, terminal_plots, write_png
-from controlplane.sim.possible import most_goodput_per_s
-from controlplane.sim.report import About, SimReport, summarize
-from controlplane.sim.series import make_series
-from controlplane.sim.spec import SimConfig
-from controlplane.sim.view import make_console, show
-from nodes.shapes import shape
-from transfer.errors import InvalidValue
-from transfer.program import run
-from transfer.traces.loading import Wanted
-
-OnProgress = Callable[[int, int], None]
+NO_COMPILE = "--no-compile"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one simulation; returns the exit status. Never raises."""
-    flags = make_parser().parse_args(arguments)
-    return run(PROGRAM, "plan", lambda: _run(flags))
+def main() -> int:
+    """Choose between the copy and the sources before either is imported."""
+    plain = NO_COMPILE in sys.argv
+    compiled = not plain and use_compiled(copy_dir())
+    from controlplane.sim.program import main
+
+    return main(before_many=None if plain or compiled else _compile_first)
 
 
-def _run(flags: argparse.Namespace) -> None:
-    _check(flags)
-    core, notes = core_config(flags.policy, flags.slo, flags.reject, flags.autopilot)
-    nodes = parse_fleet(flags.fleet, flags.model, flags.block_size)
-    faults = parse_faults(flags.fault, nodes)
-    wanted = Wanted(
-        rate=flags.rate, num=flags.num, duration_s=flags.duration, start_s=flags.trace_start, seed=flags.seed
-    )
-    trace = read_input(flags.trace, flags.format, wanted, flags.block_size)
-    config = SimConfig(
-        core=core, model=flags.model, token_bytes=shape(flags.model).kv_token_bytes, block_size=flags.block_size,
-        seed=flags.seed, stepwise=flags.stepwise, faults=faults,
-    )  # fmt: skip
-    with _progress(len(trace.requests)) as on_progress:
-        result = simulate(nodes, trace.requests, config, on_progress)
-    about = About(
-        trace=flags.trace, format=trace.format, fleet=flags.fleet, model=flags.model, policy=flags.policy,
-        seed=flags.seed,
-    )  # fmt: skip
-    bound = most_goodput_per_s(nodes, trace.requests, config, result.span_s)
-    report = summarize(about, nodes, trace.requests, config, result, bound, (*trace.notes, *notes))
-    if flags.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), flush=True)
-    if flags.png is None and not flags.plot and flags.json:
-        return
-    series = make_series(nodes, trace.requests, result)
-    if not flags.json:
-        _show(report, terminal_plots(series, report, _width()) if flags.plot else "")
-    if flags.png is not None:
-        write_png(flags.png, series, report)
-        print(f"wrote {flags.png}", file=sys.stderr)
+def _compile_first() -> None:
+    """Start again with a compiled copy; come back where there can be none."""
+    from controlplane.sim.compiling import compile_aloud
+    from controlplane.sim.view import make_console
 
-
-def _check(flags: argparse.Namespace) -> None:
-    """What must be known to be possible before anything takes time."""
-    for flag in ("rate", "num", "duration", "block_size"):
-        value = getattr(flags, flag)
-        if value is not None and not value > 0:
-            raise InvalidValue(f"--{flag.replace('_', '-')} must be above 0, got {value:g}")
-    if flags.plot and flags.json:
-        raise InvalidValue("--json prints one document, so it cannot draw with --plot; use --png FILE")
-    if flags.png is not None and not Path(flags.png).resolve().parent.is_dir():
-        raise InvalidValue(f"cannot write the plot {flags.png} (no such directory); give another file with --png")
-    check_packages(flags.plot, flags.png is not None)
-
-
-def _show(report: SimReport, plots: str) -> None:
-    console = make_console()
-    show(console, report)
-    if plots:
-        print(plots, flush=True)
-
-
-def _width() -> int:
-    """Of plots: the terminal's, within what reads well."""
-    return max(60, min(make_console().width, 120))
-
-
-@contextlib.contextmanager
-def _progress(num: int) -> Iterator[OnProgress | None]:
-    """A bar on standard error, on a terminal only."""
-    console = make_console(sys.stderr)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=num)
-        yield lambda ended, total: bars.update(task, completed=ended, total=total)
+    if compile_aloud(make_console(sys.stderr)):
+        os.execv(sys.executable, [sys.executable, "-m", "controlplane.sim", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

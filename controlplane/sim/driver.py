@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -90,7 +90,6 @@ class Simulation:
         self._num_arrived = self._num_asked = self._num_rejected = 0
         self._ticked_s = 0.0
         self._num_beats = 0
-        self._buffer = b""
         self._beats_a_look = max(1, int(config.core.lease_s / LOOKS_A_LEASE / config.core.heartbeat_s))
         self._lives = Lives(self.world, self._specs)
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
@@ -173,7 +172,7 @@ class Simulation:
         num_shareable = (request.prompt_tokens - 1) // config.block_size
         most = request.output_tokens if config.max_tokens is None else max(config.max_tokens, request.output_tokens)
         spec = RequestSpec(
-            request_id=name, model=config.model, tokens=self._zeros(request.prompt_tokens),
+            request_id=name, model=config.model, tokens=bytes(TOKEN_BYTES * request.prompt_tokens),
             sampling=SamplingParams(max_tokens=most, ignore_eos=config.max_tokens is None),
             traffic_class=request.traffic_class or config.core.default_class, arrived_s=world.now,
             arrived_at=request.at_s, timeout_s=config.timeout_s, tenant=request.tenant, priority=request.priority,
@@ -184,14 +183,6 @@ class Simulation:
         self._num_arrived += 1
         if self._num_arrived < len(self._trace):
             world.heap.at(self._trace[self._num_arrived].at_s, self._arrive, self._num_arrived)
-
-    def _zeros(self, num_tokens: int) -> bytes:
-        """So many tokens, none of which is ever read: views of one buffer, since memory for each would take longer to
-        get than all else that is done for the request here."""
-        size = TOKEN_BYTES * num_tokens
-        if size > len(self._buffer):
-            self._buffer = bytes(2 * size)
-        return cast(bytes, memoryview(self._buffer)[:size])
 
     def _beat(self) -> None:
         world = self.world

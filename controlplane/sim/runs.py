@@ -118,7 +118,9 @@ def slope_of(latency: LatencyProfile, rows: int, context: int, first_s: float, c
 class Measured:
     """What an instance reports of its steps: as nodes/roles/steps.py, for many at a time."""
 
-    WEIGHT, MIN_SPEED, HALF_LIFE_S = 0.1, 1e-3, 10.0
+    WEIGHT = 0.1
+    MIN_SPEED = 1e-3
+    HALF_LIFE_S = 10.0
 
     def __init__(self) -> None:
         self.step_s = 0.0

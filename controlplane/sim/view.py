@@ -49,7 +49,8 @@ def show(console: Console, report: SimReport) -> None:
     for text in report.notes:
         console.print(f"note: {text}", soft_wrap=True)
     console.print(
-        f"simulated {report.requests} requests in {report.wall_s:.2f} s, {report.requests_per_wall_s:,.0f} a second"
+        f"simulated {report.requests} requests in {report.wall_s:.2f} s, {report.requests_per_wall_s:,.0f} a second, "
+        + ("compiled" if report.compiled else "in plain Python")
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodes.core.counted import made_up_key
 from nodes.core.events import Pin, Pinned, Unpin, Unpinned
@@ -30,15 +30,16 @@ REST_S, MAX_REST_S = 2.0, 64.0
 ARENA_SHARE = 8
 
 
-class _Store(NamedTuple):
+class _Store:
     """One under way."""
 
-    name: str
-    request_id: RequestId
-    pool: SimPool
-    hashes: tuple[bytes, ...]
-    upto: int
-    pinned: bool
+    __slots__ = ("hashes", "name", "pinned", "pool", "request_id", "upto")
+
+    def __init__(
+        self, name: str, request_id: RequestId, pool: SimPool, hashes: tuple[bytes, ...], upto: int, pinned: bool
+    ) -> None:
+        self.name, self.request_id, self.pool, self.hashes = name, request_id, pool, hashes
+        self.upto, self.pinned = upto, pinned
 
 
 class PoolWriter:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.sim.__main__ import main
+from controlplane.sim.program import main
 from controlplane.sim.report import SimReport
 from ui import programs
 
