@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from transfer.sentences import ENGLISH
 from transfer.terms import Struct
@@ -43,6 +43,14 @@ def render(said: Said, message: Callable[[str], str]) -> str:
 def counted(code: str, num: int, **values: object) -> Said:
     """With `num`, or for one the code's own sentence for that, which ends in _one."""
     return say(f"{code}_one", **values) if num == 1 else say(code, num=num, **values)
+
+
+def joined(parts: Sequence[Said]) -> Said:
+    """Several sentences in one, at least one."""
+    whole = parts[0]
+    for one in parts[1:]:
+        whole = say("and_so", first=whole, then=one)
+    return whole
 
 
 def said_of(error: Exception) -> Said:

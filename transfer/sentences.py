@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from transfer.division_sentences import DIVISION
+from transfer.planner_sentences import PLANNER
+
 ENGLISH: dict[str, str] = {
     "join": ", ",
     "text": "{text}",
@@ -16,9 +19,9 @@ ENGLISH: dict[str, str] = {
     "autopilot.off": "off",
     "autopilot.soon": "it looks within {every} s",
     "autopilot.rule": "every {every} s it asks which few role switches would win most goodput under the traffic of the "
-    "last {short}, {middle} and {long} s, and makes them when twice in a row one of these windows is surer of the gain "
-    "than chance, the model's error, the switch itself and the return of the earlier load can cost and no shorter one "
-    "speaks against it, after which it rests for {rest} s",
+    "last {short}, {middle} and {long} s, and makes them when three times in a row one of these windows is surer of "
+    "the gain than chance, the model's error, the switch itself and the return of the earlier load can cost and no "
+    "shorter one speaks against it, after which it rests for {rest} s",
     "autopilot.mode": "mode {before} to {after}",
     "autopilot.floor": "floor {before} to {after}",
     "autopilot.most": "most moves {before} to {after}",
@@ -36,7 +39,10 @@ ENGLISH: dict[str, str] = {
     "hold.few": "{num} requests in the last {seconds} s, {needed} are needed; the split stays as it is",
     "hold.silence": "no request in the last {seconds} s; the split stays as it is",
     "hold.changing": "the load is just changing; of what came before it would {advice}",
-    "hold.again": "if the next look agrees, {advice}",
+    "hold.measuring": "still measuring, {seconds} s yet",
+    "hold.disagree": "no confident move: the last {num} looks do not agree",
+    "hold.again": "if the next {num} looks agree, {advice}",
+    "hold.again_one": "if the next look agrees, {advice}",
     "hold.would": "{why}; it would {advice}",
     "hold.resting": "resting for {seconds} s",
     "hold.no_better": "{moves} would bring {promise} by the model, but under such load that split came to {before} and "
@@ -97,6 +103,14 @@ ENGLISH: dict[str, str] = {
     "held": "{role}, now {state}",
     # Refusals.
     "refused.no_instance": "there is no instance {id}; GET /v1/fleet lists them",
+    "refused.no_class": "there is no traffic class {name}; the control plane's settings name {known}",
+    "refused.objective": "the objectives of traffic class {name}: {fault}",
+    "refused.seconds": "{name} must be above 0 and up to {most} seconds, got {got}",
+    "refused.no_pin": "there is no instance {id} to pin; name one of the fleet's, or {split}",
+    "refused.pins": "there are too many pins; release some first",
+    "refused.not_pinned": "{id} is not pinned",
+    "refused.unknown_plan": "there is no plan {plan}; GET /v1/plans lists them",
+    "refused.no_request": "there is no finished request {id} in the history; give the id of an answer",
     "refused.changed": "the fleet changed: it is at version {version} and you saw {seen}; look again",
     "refused.stale": "the fleet changed: it is at version {version}, the plan was made for {made} and you saw {seen}; "
     "plan again",
@@ -115,6 +129,18 @@ ENGLISH: dict[str, str] = {
     "refused.model_none": "this leaves no {role} instance of {model}, and its requests need one; keep at least 1",
     "refused.total": "{xpyd} names {num} instances and the fleet has {count}; name each of them once",
     "refused.shape": "{text} is not a shape such as 1P2D (1 prefill and 2 decode instances) or 3M (3 mixed)",
+    "refused.more_than": "{text} names more than {most} instances of one role",
+    "refused.one_of": "a plan needs exactly one of xpyd (such as 1P2D) and moves (instance id to role)",
+    "refused.no_engine": "the fleet has no prefill, decode or mixed instance to move",
+    "refused.too_many_moves": "the moves name {num} instances and the fleet has {count}",
+    "refused.none_to_move": "there is no instance {id} to move; the fleet has {known}",
+    "refused.pool": "{id} is a KV pool node and has no engine; it cannot become {role}",
+    "refused.no_role": "{id} cannot become {role}; an engine serves prefill, decode or mixed",
+    "refused.keeps_kv": "{id} cannot become {role}: its engine keeps KV to itself, so that it can only serve whole "
+    "requests (mixed)",
+    "refused.several_models": "the fleet serves several models: name the instances to move instead of a shape",
+    "refused.stay": "{xpyd} leaves {num} {role} instances, but {kept} have engines that keep KV to themselves and stay "
+    "{role}",
     "refused.not_movable": "{id} is {state} and cannot change role now; try again when ready",
     # Why a placement was chosen, or was not.
     "place.good": "{share} chance to be good",
@@ -130,6 +156,32 @@ ENGLISH: dict[str, str] = {
     "place.least_bad": "least bad: {faults}",
     "place.later": "first token {seconds} s later",
     "place.longer": "TPOT {seconds} s longer",
-    "place.own": "{policy_says}",
     "place.uses_more": "uses up more of the objectives",
+    # What policies of one figure a phase go by.
+    "score.pair": "prefill: {prefill}; decode: {decode}",
+    "score.prefill": "prefill: {own}, against {best}",
+    "score.decode": "decode: {own}, against {best}",
+    "score.whole": "{own}, against {best}",
+    "score.in_flight": "{num} requests in flight",
+    "score.waiting": "{waiting} waiting, {num} in flight",
+    "score.turn": "turn {num}",
+    "score.drawn": "drawn",
+    "score.pending": "{num} tokens pending",
+    "score.held": "{num} tokens held",
+    "score.both": "{num} tokens pending and held",
+    "score.queued": "{num} tokens queued",
+    "score.cached": "{num} of {tokens} tokens cached",
+    "score.tree": "{num} tokens in its tree",
+    "score.headroom": "{num} tokens of headroom",
+    "score.blocks_held": "{num} blocks held",
+    "score.blocks_both": "{num} blocks to compute and to hold",
+    "score.blocks_prefill": "{num} blocks to compute and held",
+    "score.first_token": "first token in {seconds} s",
+    "score.step": "a step of {seconds} s",
+    "score.packed": "a step of {seconds} s, packed up to {bound} s",
+    "score.done": "prompt done in {seconds} s",
+    "score.prefill_s": "{seconds} s of prefill",
+    "score.peak": "KV used to {share} at its peak",
+    **DIVISION,
+    **PLANNER,
 }

@@ -27,7 +27,14 @@ def plan(
     fleet: Annotated[
         str, typer.Option("--fleet", metavar="NxCLASS,...", help="GPUs there are or may be bought: 8xH800,16xH20.")
     ],
-    model: Annotated[str, typer.Option("--model", help="For example llama-3.1-70b.")],
+    model: Annotated[
+        list[str],
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help='Like llama-3.1-70b. Several share the fleet: --model "llama-3-70b rate=3 slo=ttft=2,tpot=0.05" ...',
+        ),
+    ],
     trace: Annotated[
         str | None, typer.Option("--trace", metavar="FILE", help=f"Or generated:NAME, of {', '.join(KINDS)}.")
     ] = None,
@@ -58,5 +65,8 @@ def plan(
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Find the best fleet for traffic, hardware and objectives: split, parallelism, hardware of each role, and why."""
+    """Find the best fleet for traffic, hardware and objectives: split, parallelism, hardware of each role, and why.
+
+    Of several models, each with a rate, also who gets which GPUs, so that the worst served gets the most of its rate.
+    """
     become(PROGRAM, arguments(context))

@@ -11,19 +11,20 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from transfer.api import Plan
+from transfer.api import Plan, Prediction
 from ui.errors import EXIT_INTERRUPTED, CliError
 from ui.rebalance import OnPlan, report_of
 from ui.render import make_console, print_json, show_plan
 
-Work = Callable[[OnPlan], Coroutine[Any, Any, Plan]]
+Work = Callable[[OnPlan], Coroutine[Any, Any, tuple[Prediction, Plan]]]
+"""Returns how it was before, and the plan at its end."""
 
 
 def run_plan(work: Work, json: bool, url: str) -> None:
     """Follow a plan with a live table on a terminal and plain lines elsewhere; fails when the plan failed."""
     console = make_console(sys.stderr)
     try:
-        plan = _watch(work, console)
+        before, plan = _watch(work, console)
     except KeyboardInterrupt:
         raise CliError(
             f"stopped watching; a plan that runs goes on, run `phaseplane status --url {url}`", EXIT_INTERRUPTED
@@ -31,14 +32,14 @@ def run_plan(work: Work, json: bool, url: str) -> None:
     if json:
         print_json(report_of(plan))
     else:
-        show_plan(make_console(), plan)
+        show_plan(make_console(), plan, before)
     if plan.status == "failed" or plan.failed:
         raise CliError(
             f"plan {plan.plan_id} failed ({plan.failed or 'no reason given'}); run `phaseplane status --url {url}`"
         )
 
 
-def _watch(work: Work, console: Console) -> Plan:
+def _watch(work: Work, console: Console) -> tuple[Prediction, Plan]:
     if not console.is_terminal:
         return asyncio.run(work(PlanLines(console)))
     with Live(console=console, transient=True, auto_refresh=False) as live:

@@ -10,37 +10,35 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from controlplane.core.policies.names import DEFAULT_POLICY, POLICY_NAMES
-from controlplane.planner.capacity import Workload
-from controlplane.planner.fleets import EXAMPLE, Fleet, Inventory, parse_current, parse_inventory
-from controlplane.planner.judge import MIN_SPAN_S, Judge, OnRun
+from controlplane.planner.division_report import DivisionPlan
+from controlplane.planner.division_view import show_division
+from controlplane.planner.fleets import EXAMPLE, Fleet, Inventory, parse_current
+from controlplane.planner.judge import MIN_SPAN_S, OnRun
 from controlplane.planner.plan import Wish, make_plan
 from controlplane.planner.plots import terminal_plot, write_png
-from controlplane.planner.report import Input
+from controlplane.planner.prepare import TRACE, prepare
+from controlplane.planner.report import Input, PlanReport
+from controlplane.planner.several import plan_several
 from controlplane.planner.view import show
-from controlplane.sim.options import core_config, read_input
+from controlplane.planner.wants import EXAMPLE as WANT
+from controlplane.planner.wants import is_several
 from controlplane.sim.plots import check_packages
-from controlplane.sim.spec import SimConfig
 from controlplane.sim.view import make_console
-from nodes.shapes import shape
-from transfer.errors import InvalidValue
+from transfer.errors import InvalidValue, PhaseplaneError
 from transfer.program import Parser, run
-from transfer.traces.cutting import cut
-from transfer.traces.generating import KINDS, is_generated
-from transfer.traces.loading import Wanted
+from transfer.said import Said, said_of, say
+from transfer.traces.generating import KINDS
 
 PROGRAM = "phaseplane plan"
-TRACE = "generated:conversation"
-NUM_GENERATED = 8000
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROGRAM, description="Find the best fleet for traffic, hardware and objectives.")
     flag = parser.add_argument
     flag("--fleet", required=True, help=f"GPUs there are or may be bought, and KV pools: {EXAMPLE}")
-    flag("--model", required=True, help="like llama-3.1-70b")
+    flag("--model", required=True, action="append", help=f"like llama-3.1-70b; several share the fleet: {WANT}, ...")
     flag("--trace", help=f"a file, or generated:NAME of {', '.join(KINDS)}; by default {TRACE}")
     flag("--format", help="of the file; by default recognised")
     flag("--slo", action="append", default=[], help="ttft=2,tpot=0.2, or CLASS=ttft:2,tpot:0.2; may repeat")
@@ -63,32 +61,39 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make one plan; returns the exit status. Never raises."""
     flags = make_parser().parse_args(arguments)
-    return run(PROGRAM, "plan", lambda: _run(flags))
+    return run(PROGRAM, "plan", lambda: _answer(flags))
+
+
+def _answer(flags: argparse.Namespace) -> None:
+    """With --json, a refusal is an answer as well, for screens of other languages."""
+    try:
+        _run(flags)
+    except PhaseplaneError as error:
+        if flags.json:
+            _print_json({"error": str(error), "said": said_of(error)})
+        raise
 
 
 def _run(flags: argparse.Namespace) -> None:
     _check(flags)
-    model = shape(flags.model)
-    core, notes = core_config(flags.policy, flags.slo)
-    inventory = parse_inventory(flags.fleet, flags.model, flags.block_size)
-    current = None if flags.current is None else _current(flags, inventory)
-    trace = read_input(flags.trace or TRACE, flags.format, _wanted(flags), flags.block_size)
-    part = cut(trace.requests, num=flags.num)
-    config = SimConfig(
-        core=replace(core, autopilot="off"), model=flags.model, token_bytes=model.kv_token_bytes,
-        block_size=flags.block_size, seed=flags.seed,
+    if is_several(flags.model):
+        _run_several(flags)
+        return
+    model = flags.model[0]
+    made = prepare(flags, model, flags.fleet, flags.slo, flags.trace, flags.format)
+    current = None if flags.current is None else parse_current(
+        flags.current, model, flags.block_size, made.inventory.pools
     )  # fmt: skip
-    workload = Workload(part, core.classes, model, flags.block_size, flags.target, core.default_class)
     wish = Wish(
         target=flags.target, rate=flags.rate, budget=flags.budget, effort=flags.effort,
         baselines=not flags.no_baselines, current=current,
     )  # fmt: skip
-    warnings = [*notes, *trace.notes, *_warnings(flags)]
+    warnings = [*made.notes, *_warnings(flags)]
+    inputs = _inputs(flags, made.inventory, current, min(flags.num, len(made.trace)))
     with _progress(flags.progress) as on_run:
-        judge = Judge(trace.requests, config, model, flags.target, flags.num, on_run, flags.rate)
-        report = make_plan(inventory, workload, judge, wish, _inputs(flags, inventory, current, len(part)), warnings)
+        report = make_plan(made.inventory, made.workload, made.judge(on_run, flags.rate), wish, inputs, warnings)
     if flags.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), flush=True)
+        _print_json(report)
     else:
         console = make_console()
         has_plots = importlib.util.find_spec("plotext") is not None
@@ -98,15 +103,17 @@ def _run(flags: argparse.Namespace) -> None:
         print(f"wrote {flags.png}", file=sys.stderr)
 
 
-def _wanted(flags: argparse.Namespace) -> Wanted:
-    """Of generated traffic whose text does not say how much: enough for any rate."""
-    source = flags.trace or TRACE
-    endless = is_generated(source) and "num=" not in source
-    return Wanted(num=max(flags.num, NUM_GENERATED) if endless else None, seed=flags.seed)
+def _run_several(flags: argparse.Namespace) -> None:
+    with _progress(flags.progress) as on_run:
+        report = plan_several(flags, on_run)
+    if flags.json:
+        _print_json(report)
+    else:
+        show_division(make_console(), report)
 
 
-def _current(flags: argparse.Namespace, inventory: Inventory) -> Fleet:
-    return parse_current(flags.current, flags.model, flags.block_size, inventory.pools)
+def _print_json(report: PlanReport | DivisionPlan | dict[str, str | Said]) -> None:
+    print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), flush=True)
 
 
 def _check(flags: argparse.Namespace) -> None:
@@ -136,7 +143,7 @@ def _inputs(
         ),
         Input("hardware", flags.fleet, False),
         Input("price of a GPU-hour", prices, True),
-        Input("model", flags.model, False),
+        Input("model", flags.model[0], False),
         Input("objectives", "; ".join(flags.slo) or "the control plane's", not flags.slo),
         Input("wanted", f"{wish}, {flags.target:.0%} within objectives", flags.rate is None),
         Input("budget", "none" if flags.budget is None else f"${flags.budget:g} an hour", flags.budget is None),
@@ -145,12 +152,12 @@ def _inputs(
     ]
 
 
-def _warnings(flags: argparse.Namespace) -> Iterator[str]:
+def _warnings(flags: argparse.Namespace) -> Iterator[Said]:
     if flags.trace is None:
-        yield f"nobody said what the traffic is like: {TRACE} decides; give yours with --trace"
+        yield say("planner.no_trace", trace=TRACE)
     if flags.current is None:
-        yield "nobody said what there is now: doing nothing is taken as all instances mixed; say with --current"
-    yield "prices are indicative"
+        yield say("planner.no_current")
+    yield say("divide.prices")
 
 
 @contextlib.contextmanager

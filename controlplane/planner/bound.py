@@ -53,6 +53,8 @@ from transfer.terms import Slo, Struct
 from transfer.traces.request import TraceRequest
 
 INFINITE = float("inf")
+Resource = tuple[str, str]
+"""prefill or time, and of which kind of instance."""
 
 
 class Bound(Struct, frozen=True):
@@ -65,7 +67,7 @@ class Bound(Struct, frozen=True):
     counted: int
     hopeless: int
     goodput_per_s: float
-    limits: tuple[tuple[str, float], ...]
+    limits: tuple[tuple[Resource, float], ...]
     roles: Roles
     seconds: float
     how: str
@@ -89,7 +91,7 @@ def upper_bound(
     program, names, hopeless = _program(fleet, sizes)
     found = solve(program)
     span_s = ordered[-1].at_s - ordered[0].at_s if ordered else 0.0
-    prices: dict[str, float] = {}
+    prices: dict[Resource, float] = {}
     for name, price, capacity in zip(names, found.prices, program.capacities, strict=True):
         prices[name] = prices.get(name, 0.0) + price * capacity / 100
     limits = tuple(sorted(((name, worth) for name, worth in prices.items() if worth > 1e-6), key=lambda one: -one[1]))
@@ -130,7 +132,7 @@ def _array(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=np.float64)
 
 
-def _program(fleet: Sequence[Device], sizes: Sizes) -> tuple[Program, list[str], int]:
+def _program(fleet: Sequence[Device], sizes: Sizes) -> tuple[Program, list[Resource], int]:
     """The program, what its resources are called, and how many requests no instance could serve in time."""
     makers, runners = [one for one in fleet if one.prefills], [one for one in fleet if one.decodes]
     num = len(sizes.at_s)
@@ -173,7 +175,7 @@ class _Resources:
     """Each view of each device is one."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.names: list[Resource] = []
         self.capacities: list[float] = []
         self._numbers: dict[tuple[int, View], int] = {}
 
@@ -181,7 +183,7 @@ class _Resources:
         """Work without an end of its window, or that its device cannot do, binds nothing."""
         number = self._numbers.setdefault((id(device), view), len(self.names))
         if number == len(self.names):
-            self.names.append(f"{'time' if device.decodes else 'prefill'} of {_name(device)}")
+            self.names.append(("time" if device.decodes else "prefill", _name(device)))
             self.capacities.append(float(device.count))
         real = np.isfinite(end_s) & np.isfinite(work)
         return Load(number, np.where(real, work, 0.0), start_s, np.where(real, end_s, start_s))

@@ -28,19 +28,31 @@ def commands(fleet: Fleet, current: Fleet | None, model: str) -> tuple[str, ...]
             f"PHASEPLANE_TP={sizes.pop()} phaseplane up --engine emulated {counts}{pools} --model {model} "
             f"--hardware {hardware}",
         )
-    numbers = dict.fromkeys(UP_FLAGS, 0)
+    return agents(fleet, model)
+
+
+def agents(fleet: Fleet, model: str, prefix: str = "", there: Fleet | None = None) -> tuple[str, ...]:
+    """What starts these instances at a control plane that runs. prefix: of their names, which are numbered from where
+    those `there` end."""
+    start = f"python -m nodes.agent --engine emulated --control {CONTROL} --model {model} --hardware"
+    numbers = {role: 0 if there is None else there.count(role) for role in UP_FLAGS}
     lines = []
     for part in fleet.parts:
-        before, last = numbers[part.role], numbers[part.role] + part.count - 1
+        span = _span(numbers[part.role], part.count)
         numbers[part.role] += part.count
-        span = str(before) if before == last else f"{{{before}..{last}}}"
-        name = f"{part.role.value}-{span}={part.role.value}"
         stages = f"  # as {part.shape}: {part.shape.pp} stages" if part.shape.pp > 1 else ""
         lines.append(
-            f"python -m nodes.agent --engine emulated --control {CONTROL} --model {model} "
-            f"--hardware {part.shape.hardware} --tp {part.shape.num_gpus} --instance={name}{stages}"
+            f"{start} {part.shape.hardware} --tp {part.shape.num_gpus} "
+            f"--instance={prefix}{part.role.value}-{span}={part.role.value}{stages}"
         )
+    if fleet.pools:
+        span = _span(0, len(fleet.pools))
+        lines.append(f"{start} {fleet.pools[0].hardware} --instance={prefix}pool-{span}={Role.KV_POOL.value}")
     return tuple(lines)
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{{{first}..{first + count - 1}}}"
 
 
 def _instances(fleet: Fleet) -> Counter[Shape]:

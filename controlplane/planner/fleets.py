@@ -12,6 +12,7 @@ from nodes.hardware import preset, with_gpus
 from nodes.shapes import kv_blocks, latency_profile
 from transfer.errors import InvalidValue
 from transfer.profile import ModelShape
+from transfer.said import say
 from transfer.terms import Role, Struct
 
 TENSOR, STAGES = (1, 2, 4, 8), (1, 2, 4)
@@ -32,6 +33,10 @@ class Stock(Struct, frozen=True):
 class Inventory(Struct, frozen=True):
     stocks: tuple[Stock, ...]
     pools: tuple[NodeSpec, ...] = ()
+
+    def __str__(self) -> str:
+        """Its GPUs, as parse_inventory takes them."""
+        return ",".join(f"{one.num_gpus}x{one.hardware}" for one in self.stocks)
 
 
 class Shape(Struct, frozen=True):
@@ -102,15 +107,12 @@ def parse_inventory(text: str, model_name: str, block_size: int) -> Inventory:
             continue
         match = _PART.fullmatch(part)
         if match is None:
-            raise InvalidValue(
-                f"{part!r} is no part of an inventory; write how many GPUs of which class, like {EXAMPLE}"
-            )
+            raise InvalidValue(say("planner.no_part", part=repr(part), example=EXAMPLE))
         name, count = preset(match["hardware"]).name, int(match["count"])
         stocks[name] = stocks.get(name, 0) + count
     if not stocks or not 1 <= sum(stocks.values()) <= MAX_GPUS:
-        raise InvalidValue(
-            f"{text!r} has {sum(stocks.values())} GPUs; a plan needs from 1 to {MAX_GPUS}, like {EXAMPLE}"
-        )
+        num = sum(stocks.values())
+        raise InvalidValue(say("planner.num_gpus", text=repr(text), num=num, most=MAX_GPUS, example=EXAMPLE))
     nodes = parse_fleet(",".join(pools), model_name, block_size) if pools else ()
     found = tuple(Stock(name, count, preset(name).price_per_hour) for name, count in stocks.items())
     return Inventory(found, nodes)

@@ -58,9 +58,10 @@ class Judge:
 
     def __init__(
         self, trace: Sequence[TraceRequest], config: SimConfig, model: ModelShape, target: float, num: int,
-        on_run: OnRun | None = None, wanted: float | None = None,
+        on_run: OnRun | None = None, wanted: float | None = None, enough: bool = False,
     ) -> None:  # fmt: skip
-        self.config, self.model, self.target, self._wanted = config, model, target, wanted
+        self.config, self.model, self.target = config, model, target
+        self._wanted, self._most = wanted, wanted if enough else None
         self.trace, self._num, self._on_run = trace, num, on_run
         self.is_short = False
         """Whether the trace had too few requests for a rate that was simulated."""
@@ -95,13 +96,18 @@ class Judge:
         reached: dict[float, SimResult] = {}
 
         def reaches(rate: float) -> bool:
+            if self._most is not None and rate > self._most:
+                return False
             result = self.run(nodes, rate, policy, str(fleet))
             if result.attainment >= self.target:
                 reached[rate] = result
                 return True
             return False
 
+        if self._most is not None and reaches(self._most):
+            return Judged(fleet, self._most, self._most, reached[self._most], policy)
         low, high = highest(reaches, guess, PRECISION)
+        high = high if self._most is None else min(high, self._most)
         if self._wanted is not None and low < self._wanted < high:
             low, high = (self._wanted, high) if reaches(self._wanted) else (low, self._wanted)
         return Judged(fleet, low, high, reached.get(low), policy)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from controlplane.planner.bound import Resource
 from controlplane.planner.capacity import Workload
 from controlplane.planner.fleets import Fleet, build
 from controlplane.planner.judge import Judged
 from controlplane.sim.spec import NodeSpec
 from transfer.profile import LatencyProfile, StepTerms
+from transfer.said import Said, joined, say
 from transfer.terms import Role, Struct
 
 MAX_ROWS = 256
@@ -51,17 +53,18 @@ def phases(judged: Judged, workload: Workload) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def bottleneck(judged: Judged, limits: Sequence[tuple[str, float]], rows: Sequence[Phase]) -> str:
+def bottleneck(judged: Judged, limits: Sequence[tuple[Resource, float]], rows: Sequence[Phase]) -> Said:
     """One sentence."""
     busy = [row for row in rows if row.use is not None]
-    parts = []
+    parts: list[Said] = []
     if busy:
         most = max(busy, key=lambda row: row.use or 0.0)
-        term = next(iter(most.shares), "nothing")
-        parts.append(f"{most.phase} on {most.where} is busiest ({most.use:.0%}), most of it {term}")
+        term = say(f"terms.{next(iter(most.shares), 'nothing')}")
+        parts.append(say("planner.busiest", phase=most.phase, where=most.where, use=f"{most.use:.0%}", term=term))
     if limits:
-        parts.append(f"more {limits[0][0]} would lift the bound first")
-    return "; ".join(parts) or "nothing holds it back at this rate"
+        kind, where = limits[0][0]
+        parts.append(say(f"planner.lift_{kind}", where=where))
+    return joined(parts) if parts else say("planner.free")
 
 
 def _phase(phase: str, where: str, step: str, terms: StepTerms, use: float | None) -> Phase:

@@ -35,8 +35,8 @@ CJK = re.compile(r"[\u2e80-\u9fff]")
 SENTENCE = re.compile(r"[A-Za-z]{2,}(?:[,;:]? [A-Za-z]{2,}){2,}")
 """Three words of ASCII in a row: no id, no figure."""
 ADVICE = say("advice.move", moves="n3 P->D", promise=say("advice.promise", gain="+18", low="12", high="23"), seconds=6)
-LINE = say("hold.why", why=say("hold.again", advice=ADVICE))
-RULE = say("autopilot.rule", every=3, short=10, middle=60, long=300, rest=15)
+LINE = say("hold.why", why=say("hold.again", num=2, advice=ADVICE))
+RULE = say("autopilot.rule", every=1.5, short=10, middle=60, long=300, rest=15)
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
@@ -130,7 +130,7 @@ def test_every_sentence_of_the_control_plane_is_said_in_both_languages():
 
 
 def test_sentences_within_sentences_and_what_is_unknown():
-    assert str(LINE) == "hold: if the next look agrees, move n3 P->D: +18 %, 80 % interval 12 to 23, about 6 s"
+    assert str(LINE) == "hold: if the next 2 looks agree, move n3 P->D: +18 %, 80 % interval 12 to 23, about 6 s"
     assert "\u79fb\u52d5 n3 P->D" in CHINESE.sentence(LINE, "")
     assert CHINESE.sentence(Said("a.code.of.tomorrow"), "as it is") == "as it is"
     assert CHINESE.sentence(None, "as it is") == "as it is"

@@ -62,6 +62,14 @@ def test_the_validation_is_told_parts_and_data(run, became) -> None:
     assert sorted(became[0][2:]) == sorted(flags)
 
 
+def test_a_plan_of_several_models_is_told_each(run, became) -> None:
+    wants = ["llama-3-70b rate=3 slo=ttft=2,tpot=0.05", "llama-3.1-8b rate=20"]
+    with pytest.raises(Became):
+        run("plan", "--fleet", "8xH800", "--model", wants[0], "--model", wants[1], "--effort", "1")
+    told = [flag for flag in became[0] if flag.startswith("--model")]
+    assert told == [f"--model={want}" for want in wants]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

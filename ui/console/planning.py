@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from transfer.said import Said
+from transfer.terms import Struct
 from ui.processes import child_environment, last_word
 
 PROGRAM = "controlplane.planner"
@@ -25,11 +28,21 @@ NICE = 10
 MAX_TAIL_BYTES = 4096
 
 
+_PROGRESS = re.compile(r"\S+ (\d+) \S+ \S+ (.+)")
+"""What the program says meanwhile: a word, how many runs were simulated, two words, and what is next."""
+
+
+class _Refusal(Struct, frozen=True):
+    error: str
+    said: Said | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """One row of the comparison, as the planner reports it."""
 
     label: str
+    label_said: tuple[Said, ...]
     fleet: str
     xpyd: str
     price_per_hour: float
@@ -40,6 +53,7 @@ class Fleet:
     cost_per_good: float | None
     attainment: float
     note: str
+    note_said: Said | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +61,13 @@ class Outcome:
     """verdict, and beside it what is possible at all. rows: the chosen fleet first."""
 
     verdict: str
+    verdict_said: Said
     rows: tuple[Fleet, ...]
     possible_rate: float | None
     of_possible: float | None
     bottleneck: str
-    warnings: tuple[str, ...]
+    bottleneck_said: Said
+    warnings: tuple[tuple[str, Said], ...]
     commands: tuple[str, ...]
     frontier: tuple[tuple[float, float, str], ...]
     """(dollars an hour, requests a second, fleet)."""
@@ -109,16 +125,20 @@ class Planning:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
 
-    def progress(self) -> str:
-        """The last line it said."""
+    def progress(self) -> tuple[int, str] | None:
+        """How many runs were simulated, and of which fleet the last one is; None before the first."""
         lines = self._said() if self in _running else self._tail
-        return lines[-1] if lines else ""
+        found = _PROGRESS.fullmatch(lines[-1]) if lines else None
+        return (int(found[1]), found[2]) if found is not None else None
 
-    def fault(self) -> str | None:
-        """Why there is no outcome; None when there is one."""
+    def fault(self) -> tuple[str, Said | None] | None:
+        """Why there is no outcome, in English and as a code where the planner gave one; None when there is one."""
         if self._process is None or self._process.returncode == 0:
             return None
-        return last_word(self._tail)
+        with contextlib.suppress(msgspec.MsgspecError):
+            answer = msgspec.json.decode(self._report, type=_Refusal)
+            return answer.error, answer.said
+        return last_word(self._tail), None
 
     def outcome(self) -> Outcome:
         """What it found. Raises msgspec.MsgspecError for an answer of another version."""
@@ -149,10 +169,13 @@ def read_report(text: bytes) -> Outcome:
     """Out of the planner's JSON. Raises msgspec.MsgspecError."""
     found = msgspec.json.decode(text, type=dict[str, Any])
     listed = [found["chosen"], *found["alternatives"]]
-    rows = {row["fleet"]: Fleet(**{name: row[name] for name in Fleet.__dataclass_fields__}) for row in reversed(listed)}
+    rows = {row["fleet"]: msgspec.convert(row, Fleet) for row in reversed(listed)}
+    verdict, why = (msgspec.convert(found[name], Said) for name in ("verdict_said", "bottleneck_said"))
+    said = msgspec.convert(found["warnings_said"], tuple[Said, ...])
     return Outcome(
-        verdict=found["verdict"], rows=tuple(reversed(rows.values())), possible_rate=found["possible_rate"],
-        of_possible=found["of_possible"], bottleneck=found["bottleneck"], warnings=tuple(found["warnings"]),
+        verdict=found["verdict"], verdict_said=verdict, rows=tuple(reversed(rows.values())),
+        possible_rate=found["possible_rate"], of_possible=found["of_possible"], bottleneck=found["bottleneck"],
+        bottleneck_said=why, warnings=tuple(zip(found["warnings"], said, strict=True)),
         commands=tuple(found["commands"]),
         frontier=tuple((point["price_per_hour"], point["max_rate"], point["fleet"]) for point in found["frontier"]),
     )  # fmt: skip

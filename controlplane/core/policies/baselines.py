@@ -5,6 +5,7 @@ from __future__ import annotations
 from controlplane.core.policies.pairs import Score, alone, split, together
 from controlplane.core.policies.protocol import Answer, Policy, Situation
 from controlplane.core.policies.turns import in_flight
+from transfer.said import say
 
 PENDING_TOKENS = 8192
 """Splitwise: more tokens than this queued at the shortest prompt queue, and a mixed machine takes the request."""
@@ -22,11 +23,11 @@ def distserve(at: Situation) -> Answer:
 def splitwise(at: Situation) -> Answer:
     """Join the shortest queue by pending tokens in the prompt and in the token pool; beyond a threshold the mixed pool
     takes the whole request, and where that is empty a token machine becomes mixed (ISCA'24, section IV-A)."""
-    prefill = Score(lambda one: float(one.prefill_tokens), lambda one: f"{one.prefill_tokens} tokens pending")
-    decode = Score(lambda one: float(one.context_tokens), lambda one: f"{one.context_tokens} tokens held")
+    prefill = Score(lambda one: float(one.prefill_tokens), lambda one: say("score.pending", num=one.prefill_tokens))
+    decode = Score(lambda one: float(one.context_tokens), lambda one: say("score.held", num=one.context_tokens))
     both = Score(
         lambda one: float(one.prefill_tokens + one.context_tokens),
-        lambda one: f"{one.prefill_tokens + one.context_tokens} tokens pending and held",
+        lambda one: say("score.both", num=one.prefill_tokens + one.context_tokens),
     )
     prompts = at.estimator.open_prefills()
     if prompts and min(one.prefill_tokens for one in prompts) > PENDING_TOKENS:
@@ -42,7 +43,7 @@ def colocated(at: Situation) -> Answer:
     4 x waiting + running, as vLLM's data-parallel balancer weighs them. Fleets without mixed instances: decode ones."""
     score = Score(
         lambda one: float(WAITING_WEIGHT * one.load.num_waiting + one.rows),
-        lambda one: f"{one.load.num_waiting} waiting, {one.rows} in flight",
+        lambda one: say("score.waiting", waiting=one.load.num_waiting, num=one.rows),
     )
     at.estimator.fetches = False
     return together(at, score, at.group.mixed or at.group.decodes or alone(at))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controlplane.core.instance import Instance
 from controlplane.core.policies.pairs import Score, split, together
 from controlplane.core.policies.protocol import Answer, Policy, Situation
+from transfer.said import say
 
 OVERLAP_WEIGHT = 1.0
 DISK_WEIGHT = 0.25
@@ -38,14 +39,14 @@ def place(at: Situation) -> Answer:
     def whole_cost(one: Instance) -> float:
         return prefill_cost(one) + decode_cost(one)
 
-    decode = Score(decode_cost, lambda one: f"{decode_cost(one):.0f} blocks held")
-    whole = Score(whole_cost, lambda one: f"{whole_cost(one):.0f} blocks to compute and to hold")
+    decode = Score(decode_cost, lambda one: say("score.blocks_held", num=f"{decode_cost(one):.0f}"))
+    whole = Score(whole_cost, lambda one: say("score.blocks_both", num=f"{whole_cost(one):.0f}"))
     if at.group.prefills and at.group.decodes:
         decodes = at.estimator.open_decodes(at.group.decodes)
         near = [one for one in decodes if _stays(at.estimator.uncached(one), tokens)]
         if near:
             return together(at, whole, near)
-    prefill = Score(prefill_cost, lambda one: f"{prefill_cost(one):.0f} blocks to compute and held")
+    prefill = Score(prefill_cost, lambda one: say("score.blocks_prefill", num=f"{prefill_cost(one):.0f}"))
     return split(at, prefill, decode, whole)
 
 

@@ -8,7 +8,6 @@ deadline first, tenants by share, and those that cannot be good any more behind 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from controlplane.core.admission import late_rejection
 from controlplane.core.instance import Instance
@@ -26,6 +25,7 @@ from controlplane.core.policies.phases import (
     DecodePart,
     PrefillPart,
     Prices,
+    by_cost,
     decode_part,
     delayed,
     displaced,
@@ -62,16 +62,17 @@ NUM_LOCAL = 2
 """Decode instances that are weighed for computing the prompt, too."""
 
 
-class Way(NamedTuple):
+class Way:
     """One way to serve the request. prefill None: decode does both. limit_s: its first token must come by then."""
 
-    cost: float
-    prefill: PrefillPart | None
-    decode: DecodePart
-    misses: float
-    ready_s: float
-    limit_s: float
-    accepts: bool
+    __slots__ = ("accepts", "cost", "decode", "limit_s", "misses", "prefill", "ready_s")
+
+    def __init__(
+        self, cost: float, prefill: PrefillPart | None, decode: DecodePart, misses: float, ready_s: float,
+        limit_s: float, accepts: bool,
+    ) -> None:  # fmt: skip
+        self.cost, self.prefill, self.decode, self.misses = cost, prefill, decode, misses
+        self.ready_s, self.limit_s, self.accepts = ready_s, limit_s, accepts
 
 
 def place(at: Situation) -> Answer:
@@ -147,7 +148,7 @@ def _ways(at: Situation, slo: Slo, price: Prices) -> list[Way]:
     if group.decodes and not (config.colocate == "always" and group.mixed):
         best = estimator.decodes()[: config.num_considered + 1]
         decodes = [decode_part(at, one, slo, price) for one in best if holds(at, one)]
-        decodes.sort()
+        decodes.sort(key=by_cost)
     found = _pairs(at, slo, price, decodes) if decodes and group.prefills and at.wanted.num_tokens > 1 else []
     if not (found and price.want == 0.0 and _surely(min(found, key=_cost))):
         alone = [part.instance for part in decodes if _may_compute(at, part.instance, has_pairs)]
@@ -178,10 +179,11 @@ def _surely(way: Way) -> bool:
 def _pairs(at: Situation, slo: Slo, price: Prices, decodes: list[DecodePart]) -> list[Way]:
     """Each prefill instance beside the decode that is best for it; cheaper bounds rule most pairs out. An instance is
     left out where even beside the best decode it ranks behind another that accepts, and is idle if this one is."""
-    parts = sorted(
+    parts = [
         prefill_part(at, option, slo, price, _accepts(at, option.instance, option.queue_s))
         for option in at.estimator.prefills(every=True)
-    )
+    ]
+    parts.sort(key=by_cost)
     waited_s, most = at.wanted.waited_s, at.config.num_explained
     best_free = best_idle = NONE
     found: list[Way] = []

@@ -10,6 +10,7 @@ from random import Random
 from controlplane.core.placement import Block, Blocked
 from controlplane.core.policies.pairs import Score, alone, best, pairs, together
 from controlplane.core.policies.protocol import Answer, Policy, Running, Situation
+from transfer.said import say
 
 SLACK_TOKENS = 6
 """Added to what a request may still make: LightLLM's steps run ahead of its bookkeeping."""
@@ -75,10 +76,10 @@ def _place(at: Situation, peak: Callable[[Situation, list[Running]], float], kep
     if open_to and not admitting:
         least = min(shares.values())
         return Blocked(Block.ROOM, f"KV memory would be used to {least:.0%} at its peak on every decode instance")
-    decode = Score(lambda one: shares[one.id], lambda one: f"KV used to {shares[one.id]:.0%} at its peak")
+    decode = Score(lambda one: shares[one.id], lambda one: say("score.peak", share=f"{shares[one.id]:.0%}"))
     if not paired:
         return together(at, decode, admitting)
-    prefill = Score(lambda one: float(one.prefill_tokens), lambda one: f"{one.prefill_tokens} tokens queued")
+    prefill = Score(lambda one: float(one.prefill_tokens), lambda one: say("score.queued", num=one.prefill_tokens))
     prefills = best(prefill, estimator.open_prefills())
     return pairs(at, prefills, best(decode, admitting), prefill, decode) if prefills and admitting else []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controlplane.core.instance import Instance
 from controlplane.core.policies.pairs import Score, split
 from controlplane.core.policies.protocol import Answer, Move, Overview, Policy, Situation
+from transfer.said import Said, say
 
 PACK = 0.85
 MIGRATE_OUT = 0.95
@@ -26,9 +27,13 @@ def place(at: Situation) -> Answer:
         step_s = estimator.step_s(one)
         return (0.0, -step_s) if step_s <= bound_s else (1.0, step_s)
 
-    decode = Score(packed, lambda one: f"a step of {estimator.step_s(one):.3g} s, packed up to {bound_s:.3g} s")
+    def says(one: Instance) -> Said:
+        return say("score.packed", seconds=f"{estimator.step_s(one):.3g}", bound=f"{bound_s:.3g}")
+
+    decode = Score(packed, says)
     whole = Score(lambda one: (*packed(one), done_s(one)), decode.say)
-    return split(at, Score(done_s, lambda one: f"prompt done in {done_s(one):.3g} s"), decode, whole)
+    prefill = Score(done_s, lambda one: say("score.done", seconds=f"{done_s(one):.3g}"))
+    return split(at, prefill, decode, whole)
 
 
 def moves(seen: Overview) -> list[Move]:

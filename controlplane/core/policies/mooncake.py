@@ -10,6 +10,7 @@ from controlplane.core.instance import Instance
 from controlplane.core.placement import Candidate
 from controlplane.core.policies.pairs import Score, split
 from controlplane.core.policies.protocol import Answer, Policy, Situation
+from transfer.said import say
 
 BALANCING_THRESHOLD = 4.0
 """A cache this many times shorter than the best is not good enough: the best one is fetched."""
@@ -31,8 +32,8 @@ def place(at: Situation) -> Answer:
             return fetch_s + estimator.queue_s(one) + estimator.compute_s(one, tokens - pooled, pooled)
         return estimator.queue_s(one) + estimator.compute_s(one, tokens - held, held)
 
-    prefill = Score(ttft_s, lambda one: f"first token in {ttft_s(one):.3g} s")
-    decode = Score(estimator.step_s, lambda one: f"a step of {estimator.step_s(one):.3g} s")
+    prefill = Score(ttft_s, lambda one: say("score.first_token", seconds=f"{ttft_s(one):.3g}"))
+    decode = Score(estimator.step_s, lambda one: say("score.step", seconds=f"{estimator.step_s(one):.3g}"))
     whole = Score(lambda one: (ttft_s(one), estimator.step_s(one)), prefill.say)
     found = split(at, prefill, decode, whole)
     if not found:

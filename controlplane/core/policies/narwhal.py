@@ -5,6 +5,7 @@ from __future__ import annotations
 from controlplane.core.instance import Instance
 from controlplane.core.policies.pairs import Score, split
 from controlplane.core.policies.protocol import Answer, Policy, Situation
+from transfer.said import say
 
 MAX_TOKENS = 1 << 26
 
@@ -35,8 +36,8 @@ def place(at: Situation) -> Answer:
         price = decode_price(one)
         return (float(slo is not None and price > 0), float(one.prefill_tokens), price)
 
-    prefill = Score(prefill_cost, lambda one: f"{price_s(one):.3g} s of prefill")
-    decode = Score(decode_cost, lambda one: f"{-decode_price(one):.0f} tokens of headroom")
+    prefill = Score(prefill_cost, lambda one: say("score.prefill_s", seconds=f"{price_s(one):.3g}"))
+    decode = Score(decode_cost, lambda one: say("score.headroom", num=f"{-decode_price(one):.0f}"))
     return split(at, prefill, decode, Score(lambda one: (*decode_cost(one), *prefill_cost(one)), decode.say))
 
 

@@ -21,7 +21,7 @@ class Score:
     """key: lower is better; ties go to whoever was picked longest ago. say: the figure behind it, for the why."""
 
     key: Callable[[Instance], Key]
-    say: Callable[[Instance], str]
+    say: Callable[[Instance], Said]
 
 
 def split(at: Situation, prefill: Score, decode: Score, whole: Score | None = None) -> list[Candidate]:
@@ -51,12 +51,12 @@ def pairs(
     ):
         one = estimator.pair(option, chosen)
         if not index:
-            one.reason = (_own(f"prefill: {prefill.say(option.instance)}; decode: {decode.say(chosen)}"),)
+            one.reason = (say("score.pair", prefill=prefill.say(option.instance), decode=decode.say(chosen)),)
         elif option is not options[0]:
-            said = f"prefill: {prefill.say(option.instance)}, against {prefill.say(options[0].instance)}"
-            one.reason = (_own(said),)
+            own, best_one = prefill.say(option.instance), prefill.say(options[0].instance)
+            one.reason = (say("score.prefill", own=own, best=best_one),)
         else:
-            one.reason = (_own(f"decode: {decode.say(chosen)}, against {decode.say(decodes[0])}"),)
+            one.reason = (say("score.decode", own=decode.say(chosen), best=decode.say(decodes[0])),)
         found.append(one)
     return found
 
@@ -66,8 +66,8 @@ def together(at: Situation, score: Score, instances: Sequence[Instance]) -> list
     ranked = best(score, at.estimator.open_decodes(instances))[: at.config.num_explained]
     found = [at.estimator.local(one) for one in ranked]
     for one in found:
-        said = score.say(one.decode)
-        one.reason = (_own(said if one is found[0] else f"{said}, against {score.say(ranked[0])}"),)
+        own = score.say(one.decode)
+        one.reason = (own if one is found[0] else say("score.whole", own=own, best=score.say(ranked[0])),)
     return found
 
 
@@ -84,8 +84,3 @@ def best(score: Score, instances: Sequence[Instance]) -> list[Instance]:
     key = score.key
     rows = [(key(one), one.picked, one.id, one) for one in instances]
     return [row[-1] for row in (nsmallest(FEW, rows) if len(rows) > FEW else sorted(rows))]
-
-
-def _own(text: str) -> Said:
-    """Of a policy that explains itself in its own terms."""
-    return say("place.own", policy_says=text)

@@ -55,28 +55,26 @@ class Prices(NamedTuple):
     pace_error: float | None
 
 
-class PrefillPart(NamedTuple):
+class PrefillPart:
     """cost: without the chance to miss TTFT, which the pair decides. accepts: it would be started soon."""
 
-    cost: float
-    picked: int
-    name: str
-    option: PrefillOption
-    ready_s: float
-    accepts: bool
+    __slots__ = ("accepts", "cost", "name", "option", "picked", "ready_s")
+
+    def __init__(self, cost: float, option: PrefillOption, accepts: bool) -> None:
+        self.cost, self.option, self.accepts = cost, option, accepts
+        self.picked, self.name, self.ready_s = option.instance.picked, option.instance.id, option.done_s
 
 
-class DecodePart(NamedTuple):
+class DecodePart:
     """cost: with the chance to miss the pace and the harm to others. step_s: until a token once its KV is there."""
 
-    cost: float
-    picked: int
-    name: str
-    instance: Instance
-    step_s: float
-    tpot_s: float
-    keeps_pace: float
-    harm: float
+    __slots__ = ("cost", "harm", "instance", "keeps_pace", "name", "picked", "step_s", "tpot_s")
+
+    def __init__(
+        self, cost: float, instance: Instance, step_s: float, tpot_s: float, keeps_pace: float, harm: float
+    ) -> None:
+        self.cost, self.instance, self.step_s, self.tpot_s = cost, instance, step_s, tpot_s
+        self.keeps_pace, self.harm, self.picked, self.name = keeps_pace, harm, instance.picked, instance.id
 
 
 def prices(at: Situation) -> Prices:
@@ -95,7 +93,7 @@ def prefill_part(at: Situation, option: PrefillOption, slo: Slo, price: Prices, 
     cost = SLACK * option.done_s / slo.ttft_s + dear(one, price)
     if price.want:
         cost += price.want * displaced(one, option.compute_us * one.speed / 1e6, price)
-    return PrefillPart(cost, one.picked, one.id, option, option.done_s, accepts)
+    return PrefillPart(cost, option, accepts)
 
 
 def displaced(one: Instance, work_s: float, price: Prices) -> float:
@@ -123,7 +121,11 @@ def decode_part(at: Situation, one: Instance, slo: Slo, price: Prices, work_s: f
     cost = 1.0 - keeps + harm + SLACK * tpot_s / slo.tpot_s + dear(one, price)
     if one.room < wanted.keep_blocks:
         cost += SHORT
-    return DecodePart(cost, one.picked, one.id, one, step_s + _behind_s(one, before), tpot_s, keeps, harm)
+    return DecodePart(cost, one, step_s + _behind_s(one, before), tpot_s, keeps, harm)
+
+
+def by_cost(part: PrefillPart | DecodePart) -> tuple[float, int, str]:
+    return (part.cost, part.picked, part.name)
 
 
 def holds(at: Situation, one: Instance) -> bool:

@@ -7,6 +7,7 @@ from controlplane.core.placement import Candidate
 from controlplane.core.policies.pairs import Score, split
 from controlplane.core.policies.protocol import Answer, Policy, Situation
 from controlplane.core.policies.turns import in_flight
+from transfer.said import say
 
 BALANCE_ABS = 64
 BALANCE_REL = 1.5
@@ -26,11 +27,13 @@ def place(at: Situation) -> Answer:
     else:
         held, tokens = at.estimator.held, at.wanted.num_tokens
         if max(held(one) for one in prefills) > CACHE_THRESHOLD * tokens:
-            prefill = Score(lambda one: -float(held(one)), lambda one: f"{held(one)} of {tokens} tokens cached")
+            prefill = Score(
+                lambda one: -float(held(one)), lambda one: say("score.cached", num=held(one), tokens=tokens)
+            )
         else:
             routed = at.memory.routed
             prefill = Score(
-                lambda one: routed.get(one.id, 0.0), lambda one: f"{routed.get(one.id, 0.0):.0f} tokens in its tree"
+                lambda one: routed.get(one.id, 0.0), lambda one: say("score.tree", num=f"{routed.get(one.id, 0.0):.0f}")
             )
     return split(at, prefill, decode, whole=prefill)
 

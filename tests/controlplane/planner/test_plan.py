@@ -26,6 +26,7 @@ from controlplane.sim.driver import simulate
 from controlplane.sim.spec import NodeSpec, SimConfig, SimResult
 from nodes.shapes import shape
 from transfer.errors import InvalidValue
+from transfer.said import say
 from transfer.terms import Role, Slo
 from transfer.traces.cutting import cut
 from transfer.traces.loading import Wanted, load_trace
@@ -159,13 +160,13 @@ def no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def upper_bound(nodes: object, trace: list[TraceRequest], *more: object) -> Bound:
         rate = (len(trace) - 1) / (trace[-1].at_s - trace[0].at_s)
-        return Bound(len(trace) * (rate <= 100.0), len(trace), 0, rate, (("time of 1 x T", 1.0),), "free", 0.0, "")
+        return Bound(len(trace) * (rate <= 100.0), len(trace), 0, rate, ((("time", "1 x T"), 1.0),), "free", 0.0, "")
 
     monkeypatch.setattr(planner_plan, "upper_bound", upper_bound)
 
 
 def plan(judge: Oracle, wish: Wish, inventory: Inventory = SMALL) -> PlanReport:
-    return make_plan(inventory, workload(), judge, wish, [Input("model", MODEL, False)], ["prices are indicative"])
+    return make_plan(inventory, workload(), judge, wish, [Input("model", MODEL, False)], [say("divide.prices")])
 
 
 @pytest.mark.usefixtures("no_bound")

@@ -73,14 +73,22 @@ def test_a_person_reads_it_in_order(report: PlanReport) -> None:
     ("flags", "said"),
     [
         (["--target", "1.5"], "--target"), (["--rate", "-1"], "--rate"), (["--budget", "0.001"], "raise --budget"),
-        (["--png", "/no/such/place.png"], "--png"), (["--model", "llama-9"], "did you mean"),
-        (["--slo", "soon"], "objective"), (["--current", "many"], "part of a fleet"),
+        (["--png", "/no/such/place.png"], "--png"), (["--slo", "soon"], "objective"),
+        (["--current", "many"], "part of a fleet"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_a_sentence(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
-    assert program.main([*ARGUMENTS, *flags]) == 1
+    _refused([*ARGUMENTS, *flags], said, capsys)
+
+
+def test_a_model_that_is_not_known_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    _refused(["llama-9" if word == MODEL else word for word in ARGUMENTS], "did you mean", capsys)
+
+
+def _refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(arguments) == 1
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("error: ")

@@ -19,7 +19,7 @@ from ui.console import charts
 from ui.console.frame import Frame, show
 from ui.console.islands import picture
 from ui.console.markup import Column, table, tag
-from ui.console.planning import Outcome, Planning, busy, flags_of
+from ui.console.planning import Fleet, Outcome, Planning, busy, flags_of
 from ui.console.shapes import ENGINE_ROLES
 from ui.words import Words
 
@@ -105,7 +105,8 @@ def _follow(run: Planning, say: Words) -> None:
         if not run.running:
             st.rerun()
         st.info(say.say("console.planner.running", time=figures.span(run.age_s)))
-        st.text(run.progress())
+        if (at := run.progress()) is not None:
+            st.text(say.say("console.planner.progress", num=at[0], fleet=at[1]))
         if st.button(say.say("console.planner.stop"), key="plan stop"):
             run.stop()
 
@@ -117,7 +118,8 @@ def _result(run: Planning, say: Words) -> None:
         st.warning(say.say("console.planner.stopped"))
         return
     if (fault := run.fault()) is not None:
-        st.error(say.say("console.planner.failed", reason=fault))
+        english, said = fault
+        st.error(say.say("console.planner.failed", reason=say.sentence(said, english)))
         return
     try:
         found = run.outcome()
@@ -125,11 +127,19 @@ def _result(run: Planning, say: Words) -> None:
         st.error(say.say("console.planner.failed", reason=str(error)))
         return
     st.success(say.say("console.planner.done", time=figures.span(run.took_s)))
-    show(tag("p", found.verdict, class_="pp-h3"))
+    show(tag("p", say.sentence(found.verdict_said, found.verdict), class_="pp-h3"))
+    show(tag("p", say.sentence(found.bottleneck_said, found.bottleneck)))
     show(compare_table(found, say))
     picture(frontier(found, say), "frontier")
-    show(tag("ul", *(tag("li", warning) for warning in found.warnings), class_="pp-quiet"))
+    remarks = [f"{label_of(row, say)}: {say.sentence(row.note_said, row.note)}" for row in found.rows if row.note]
+    remarks += [say.sentence(said, english) for english, said in found.warnings]
+    show(tag("ul", *(tag("li", one) for one in remarks), class_="pp-quiet"))
     st.code("\n".join(found.commands), language="bash")
+
+
+def label_of(row: Fleet, say: Words) -> str:
+    """What this fleet stands for."""
+    return say.say("core.join").join(say.sentence(one, str(one)) for one in row.label_said) or row.label
 
 
 def compare_table(found: Outcome, say: Words) -> Markup:
@@ -142,7 +152,7 @@ def compare_table(found: Outcome, say: Words) -> Markup:
     ]  # fmt: skip
     rows = [
         (
-            row.label, row.fleet, row.xpyd, figures.per_s(row.max_rate),
+            label_of(row, say), row.fleet, row.xpyd, figures.per_s(row.max_rate),
             f"{figures.per_s(row.low)} \u2026 {figures.per_s(row.high)}",
             figures.share(found.of_possible) if index == 0 else figures.NONE, figures.per_gpu(row.per_gpu),
             figures.money(row.price_per_hour), figures.money(row.cost_per_good),

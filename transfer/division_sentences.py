@@ -1,0 +1,32 @@
+"""The English of what a plan of several models says, by code; ui/words/zh-Hant/divide.toml has the Chinese."""
+
+from __future__ import annotations
+
+DIVISION: dict[str, str] = {
+    "divide.all": "every model gets its rate, for ${price} an hour: {models}",
+    "divide.some": "there is too little for all: the worst served model gets {share} of its rate ({low} to {high}), "
+    "for ${price} an hour: {models}",
+    "divide.but": "{verdict}; {others}",
+    "divide.equal": "an equal division serves {share} of {model}'s rate",
+    "divide.equal_all": "an equal division does so too, for ${price}",
+    "divide.now": "doing nothing serves {share} of {model}'s rate",
+    "divide.now_all": "doing nothing does so too, for ${price}",
+    "divide.model": "{model} {served} of {wanted}/s by {xpyd}",
+    "divide.of_model": "{model}: {text}",
+    "divide.traffic": "nobody said what the traffic of {model} is like: {trace} decides; add trace= to its --model",
+    "divide.nothing_now": "nobody said what serves each model now, so doing nothing is not judged; add now= to their "
+    "--model",
+    "divide.no_now": "nobody said what serves {model} now: it is taken as nothing",
+    "divide.prices": "prices are indicative",
+    "divide.short": "the trace of {model} has too few requests for {seconds} s at the rates simulated, so they come "
+    "out high; give a longer one",
+    "divide.no_fit": "the weights of {model} ({size} GB) leave no useful room for KV on any instance of {hardware}; "
+    "add GPUs or a larger class to --fleet, or plan a smaller precision of it",
+    "divide.hopeless": "no fleet of {hardware} that was looked at serves {target} of {model}'s requests within their "
+    "objectives; loosen its slo=, lower --target, or add a faster class to --fleet",
+    "divide.no_room": "{hardware} cannot serve every model at once: {needs}; add GPUs to --fleet, or leave a model out",
+    "divide.no_money": "no division that serves every model costs at most ${budget} an hour: {needs}; raise --budget, "
+    "or leave a model out",
+    "divide.other_class": "{model} is served by {hardware} now, which --fleet has not; add it there, or mend now=",
+    "divide.need": "{model} needs at least {fleet}",
+}
