@@ -20,7 +20,7 @@ FOREIGN_SECTIONS = (
     "up", "client", "status", "rebalance", "undo", "pull", "chat", "bench", "doctor", "why", "keys",
     "bench_prefix", "bench_kv", "kvpool", "kvpool_stats", "autopilot", "pin", "unpin", "simulate",
     "validate", "calibrate", "plan", "cordon", "drain", "resume", "top", "console",
-    "objectives",
+    "objectives", "series",
 )  # fmt: skip
 """Sections of the same file that other programs read."""
 ALIASES = {

@@ -170,7 +170,7 @@ async def _start(config: Config, undo: contextlib.AsyncExitStack) -> Server:
     recorder = _recorder(config, control_epoch)
     if recorder is not None:
         undo.callback(recorder.close)
-    metrics = GatewayMetrics(config.served_name, config.core.classes)
+    metrics = GatewayMetrics(config.served_name, config.core.classes, [one.name for one in models])
     stop = asyncio.Event()
     failures: list[str] = []
 

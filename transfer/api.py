@@ -67,6 +67,22 @@ class ClassView(Struct, frozen=True):
     """Of the window, as recent_total (those that count) and recent_per_s (goodput)."""
     recent_total: int = 0
     recent_per_s: float = 0.0
+    judged_for_s: float | None = None
+    """Seconds since its objectives were changed while the fleet ran: counters, attainment and goodput begin there."""
+
+
+class ModelView(Struct, frozen=True):
+    """One model, of all classes: what ClassView has of one."""
+
+    name: str
+    good: int = 0
+    total: int = 0
+    attainment: float | None = None
+    ttft_s: Quantiles = Quantiles()
+    tpot_s: Quantiles = Quantiles()
+    recent_good: int = 0
+    recent_total: int = 0
+    recent_per_s: float = 0.0
 
 
 class InstanceView(Struct, frozen=True):
@@ -131,6 +147,8 @@ class FleetState(Struct, frozen=True):
     in_flight: int
     version: int
     classes: tuple[ClassView, ...] = ()
+    missed_by: dict[str, int] = {}
+    """How many requests of the window were over each objective (ttft, tpot, e2e), the most first."""
     stages_s: dict[str, float] = {}
     """Critical-path seconds by stage among requests that missed, over the window."""
     bottleneck: str | None = None
@@ -145,6 +163,8 @@ class FleetState(Struct, frozen=True):
     recent_attainment: float | None = None
     """Attainment over the window of `goodput`; None while nothing that counts ended in it."""
     goodput_10s: Goodput = Goodput(window_s=10.0)
+    by_model: tuple[ModelView, ...] = ()
+    """Where there are several: which of them misses."""
     queue_depth: int = 0
     """Requests that wait for a place on an instance."""
 

@@ -17,8 +17,9 @@ MAX_NAME_CHARS = 256
 
 
 class Evaluation(Struct, frozen=True):
-    """One look of the autopilot. ago_s: seconds before this answer. code: quiet (too little traffic), met (nothing to
-    gain), unsure, blind (heartbeats are out), busy (a plan runs), pinned, resting, advise, move, refused.
+    """One look of the autopilot. ago_s: seconds before this answer. code: quiet (too little traffic), measuring (not
+    for long enough yet), met (nothing to gain), unsure, blind (heartbeats are out), busy (a plan runs), pinned,
+    resting, advise, move, refused.
 
     gain: predicted, as a share of goodput; low and high bound its 80 % interval; None where nothing is proposed.
     """
@@ -94,7 +95,8 @@ class AutopilotSettings(Struct, frozen=True):
 
 
 class AutopilotView(Struct, frozen=True):
-    """GET /v1/autopilot. evaluations and score: the newest first."""
+    """GET /v1/autopilot. evaluations and score: the newest first. shown: what looks in a row agree on, or what stands
+    until others do; line is its."""
 
     mode: AutopilotMode
     rule: str
@@ -106,6 +108,7 @@ class AutopilotView(Struct, frozen=True):
     said: Said | None = None
     """The line."""
     rule_said: Said | None = None
+    shown: Evaluation | None = None
 
 
 class AutopilotRequest(Struct, frozen=True):

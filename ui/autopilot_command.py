@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from transfer.autopilot import AutopilotMode, AutopilotRequest, PinRequest
 from ui.ask import show
 from ui.client import DEFAULT_URL
 from ui.errors import UsageFault
-from ui.options import ApiKey, Command, Config, Json, Url
+from ui.options import ApiKey, Command, Config, Json, Url, span_s
 from ui.render import show_autopilot, show_looks, show_pins
 
 MODES: tuple[AutopilotMode, ...] = ("off", "advise", "auto")
@@ -38,10 +37,10 @@ def autopilot(
 ) -> None:  # fmt: skip
     """Show or set what changes roles by itself: off, advise (says what it would do) or auto (does it).
 
-    In one sentence: every 3 s it asks which few role switches would win most goodput under the traffic of the last 10,
-    60 and 300 s, and makes them when twice in a row one of these windows is surer of the gain than chance, the model's
-    error, the switch itself and the return of the earlier load can cost and no shorter one speaks against it, after
-    which it rests for 15 s.
+    In one sentence: every 1.5 s it asks which few role switches would win most goodput under the traffic of the last
+    10, 60 and 300 s, and makes them when three times in a row one of these windows is surer of the gain than chance,
+    the model's error, the switch itself and the return of the earlier load can cost and no shorter one speaks against
+    it, after which it rests for 15 s.
 
     It never takes the last instance of a role and leaves alone what is pinned (phaseplane pin; an operator's rebalance
     pins the split for an hour). It holds while heartbeats are out, and says so.
@@ -51,7 +50,7 @@ def autopilot(
     if since is not None:
         if mode is not None or floor is not None or max_moves is not None:
             raise UsageFault("--since only shows; leave it out to change the autopilot")
-        since_s = _span_s(since)
+        since_s = span_s(since)
         show(lambda client: client.looks(since_s), show_looks, url, api_key, json)
         return
     chosen = next((one for one in MODES if one == mode), None)
@@ -80,11 +79,3 @@ def unpin(
 ) -> None:  # fmt: skip
     """Let the autopilot change it again."""
     show(lambda client: client.unpin(subject), show_pins, url, api_key, json)
-
-
-def _span_s(text: str) -> float:
-    """90, 90s, 30m, 24h or 2d, in seconds. Raises UsageFault."""
-    found = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
-    if found is None:
-        raise UsageFault(f"{text!r} is no time; give seconds or such as 30m, 24h, 2d")
-    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]

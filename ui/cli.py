@@ -30,6 +30,7 @@ from ui import (
     node_command,
     objectives_command,
     plan_command,
+    series_command,
     simulate_command,
     top_command,
     up_command,
@@ -57,6 +58,7 @@ fleet_commands.register(app)
 hold_command.register(app)
 autopilot_command.register(app)
 objectives_command.register(app)
+series_command.register(app)
 console_command.register(app)
 top_command.register(app)
 bench_command.register(app)

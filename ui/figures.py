@@ -17,6 +17,11 @@ def seconds(value: float | None) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def excess(value: float) -> str:
+    """By how much something is over a limit of seconds: never 0."""
+    return "<0.1 ms" if value < 5e-5 else seconds(value)
+
+
 def share(value: float | None) -> str:
     """0.987 is 98.7%."""
     return NONE if value is None else f"{value:.1%}"

@@ -12,13 +12,14 @@ from typing import Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from transfer.api import Plan, RequestRecord
+from transfer.api import Plan, Prediction, RequestRecord
 from ui import rebalance as plans
 from ui.ask import show
 from ui.chat import Conversation, Turn, ask_interruptible, pick_model
 from ui.client import DEFAULT_URL, FleetClient
 from ui.doctor import examine
 from ui.errors import EXIT_INTERRUPTED, CliError
+from ui.insight import present
 from ui.machine import state_dir
 from ui.options import ApiKey, Command, Config, Json, Url
 from ui.plan_view import run_plan
@@ -153,9 +154,9 @@ def _carry_out(
 ) -> None:
     """Have the fleet at `url` carry out a plan, and show how it goes."""
 
-    async def work(show: OnPlan) -> Plan:
+    async def work(show: OnPlan) -> tuple[Prediction, Plan]:
         async with FleetClient(url, api_key) as client:
-            return await act(client, show)
+            return present(await client.fleet()), await act(client, show)
 
     run_plan(work, json, url)
 

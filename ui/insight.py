@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from transfer.api import CandidateView, FleetState, InstanceView, Plan, RequestRecord
+from transfer.api import CandidateView, FleetState, InstanceView, Plan, Prediction, RequestRecord
 from transfer.autopilot import AutopilotView
 from transfer.screens import KvDetail, LinkView
 from transfer.terms import Role
@@ -64,6 +64,34 @@ def troubles(fleet: FleetState) -> list[Trouble]:
     return found
 
 
+def with_changes(sentence: str, fleet: FleetState, say: Words) -> str:
+    """A verdict, and for as long as it stands on less than its window which objectives were changed and when."""
+    window_s = fleet.goodput.window_s
+    changed = {one.name: one.judged_for_s for one in fleet.classes
+               if one.judged_for_s is not None and one.judged_for_s < window_s}  # fmt: skip
+    if not changed:
+        return sentence
+    names, ago = say.say("core.join").join(changed), figures.span(min(changed.values()))
+    return say.say("verdict.changed", verdict=sentence, ago=ago, names=names)
+
+
+def over_text(fleet: FleetState, say: Words) -> str:
+    """How many requests of the window missed which objective; empty when none."""
+    over = [f"{name.upper()} {num}" for name, num in fleet.missed_by.items()]
+    return say.say("verdict.over", objectives=say.say("core.join").join(over)) if over else ""
+
+
+def present(fleet: FleetState) -> Prediction:
+    """The fleet as it is, in the terms of a prediction; percentiles of the class with most requests, since they are
+    never averaged."""
+    busiest = max(fleet.classes, key=lambda one: one.recent_total, default=None)
+    return Prediction(
+        goodput_per_s=fleet.goodput.per_s, goodput_per_gpu=fleet.goodput.per_gpu, attainment=fleet.recent_attainment,
+        ttft_p50_s=None if busiest is None else busiest.ttft_s.p50,
+        tpot_p50_s=None if busiest is None else busiest.tpot_s.p50,
+    )  # fmt: skip
+
+
 def stage_shares(stages_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """(stage, seconds, share), in the order a request passes them."""
     total = sum(stages_s.values())
@@ -72,10 +100,10 @@ def stage_shares(stages_s: Mapping[str, float]) -> list[tuple[str, float, float]
 
 
 def advised(view: AutopilotView | None) -> Mapping[str, str]:
-    """The move the autopilot's newest look proposes, instance to role; empty when it proposes none."""
-    if view is None or not view.evaluations or view.evaluations[0].code != "advise":
+    """The move that the autopilot proposes, instance to role; empty when it proposes none."""
+    if view is None or view.shown is None or view.shown.code != "advise":
         return {}
-    return view.evaluations[0].moves
+    return view.shown.moves
 
 
 def other_roles(view: InstanceView) -> tuple[str, ...]:
@@ -111,7 +139,7 @@ def refusal_text(error: CliError, say: Words) -> str:
 
 def miss_text(record: RequestRecord, say: Words) -> str:
     """Which objectives it missed and by how much; empty when none, or when it came to no answer."""
-    over = [f"{name.upper()} +{figures.seconds(over_s)}" for name, over_s in record.missed_by_s.items()]
+    over = [f"{name.upper()} +{figures.excess(over_s)}" for name, over_s in record.missed_by_s.items()]
     return say.say("request.missed_by", objectives=say.say("core.join").join(over)) if over else ""
 
 

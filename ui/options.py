@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -81,6 +82,14 @@ def _feed(context: typer.Context, path: Path | None) -> Path | None:
         if isinstance(context.command, _Described) and name == context.command.scope:
             context.default_map = values
     return path
+
+
+def span_s(text: str) -> float:
+    """90, 90s, 30m, 24h or 2d, in seconds. Raises UsageFault."""
+    found = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
+    if found is None:
+        raise UsageFault(f"{text!r} is no time; give seconds or such as 30m, 24h, 2d")
+    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def described(command: object) -> Iterator[_Described]:

@@ -11,15 +11,27 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from transfer.api import CandidateView, FleetState, InstanceView, KvView, Plan, Prediction, Quantiles, RequestRecord
+from transfer.api import (
+    CandidateView,
+    ClassView,
+    FleetState,
+    InstanceView,
+    KvView,
+    ModelView,
+    Plan,
+    Prediction,
+    Quantiles,
+    RequestRecord,
+)
 from transfer.autopilot import AutopilotView, LookRow
 from transfer.classes import ClassesView
 from transfer.objectives import describe
-from ui.figures import seconds, share, span
+from ui.figures import excess, seconds, share, span
 from ui.measure import BenchReport
 
 _PIPED_WIDTH = 160
 MAX_LOOKS = 10
+QUALITY = ("good", "total", "attainment", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 MIN_SHOWN = 0.005
 """From which an instance is said to be slower or faster than predicted."""
 
@@ -42,8 +54,9 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     console.print(f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight, up {span(fleet.uptime_s)}")
     goodput = fleet.goodput
     console.print(
-        f"last {goodput.window_s:.0f} s: goodput {goodput.per_s:.2f}/s ({goodput.per_gpu:.3f}/s per GPU); "
-        f"since start: attainment {share(fleet.attainment)}; now: orphaned KV blocks {fleet.orphaned_kv_blocks}"
+        f"last {goodput.window_s:.0f} s: goodput {goodput.per_s:.2f}/s ({goodput.per_gpu:.3f}/s per GPU), attainment "
+        f"{share(fleet.recent_attainment)}; since start: attainment {share(fleet.attainment)}; now: orphaned KV blocks "
+        f"{fleet.orphaned_kv_blocks}"
     )
     if fleet.verdict:
         console.print(fleet.verdict)
@@ -63,22 +76,51 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     console.print(table)
     if fleet.kv.looked_up_tokens:
         console.print(_prefix_hits(fleet.kv))
+    _show_quality(console, fleet)
+    if fleet.missed_by:
+        over = ", ".join(f"{name.upper()} {num}" for name, num in fleet.missed_by.items())
+        console.print(f"objectives missed in the last {goodput.window_s:.0f} s, requests: {over}")
+    if fleet.bottleneck and [*fleet.missed_by] == ["tpot"]:
+        console.print("their first token came in time, so it is decode that is too slow")
+    elif fleet.bottleneck:
+        what = STAGE_TEXTS.get(fleet.bottleneck, "")
+        console.print(
+            f"bottleneck among them, until the first token: {fleet.bottleneck}" + (f", {what}" if what else "")
+        )
+
+
+def _show_quality(console: Console, fleet: FleetState) -> None:
+    """By class, and by model where there are several."""
+    window = f"last {fleet.goodput.window_s:.0f} s"
     if fleet.classes:
         console.print(
             f"good, total and attainment count since the control plane started; p50 and p99 are of requests that "
-            f"ended in the last {goodput.window_s:.0f} s"
+            f"ended in the {window}"
         )
         table = _table("class", "objectives")
-        for name in ("good", "total", "attainment", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"):
+        for name in QUALITY:
             table.add_column(name, justify="right")
         for row in fleet.classes:
-            table.add_row(
-                row.name, describe(row.slo), str(row.good), str(row.total), share(row.attainment),
-                seconds(row.ttft_s.p50), seconds(row.ttft_s.p99), seconds(row.tpot_s.p50), seconds(row.tpot_s.p99),
-            )  # fmt: skip
+            table.add_row(row.name, describe(row.slo), *_quality(row))
         console.print(table)
-    if fleet.bottleneck:
-        console.print(f"bottleneck among requests that missed in the last {goodput.window_s:.0f} s: {fleet.bottleneck}")
+        for row in fleet.classes:
+            if row.judged_for_s is not None:
+                console.print(f"objectives of {row.name} changed {span(row.judged_for_s)} ago: its good, total, "
+                              "attainment and goodput count from then on")  # fmt: skip
+    if fleet.by_model:
+        table = _table("model")
+        for name in (*QUALITY, f"goodput, {window}"):
+            table.add_column(name, justify="right")
+        for one in fleet.by_model:
+            table.add_row(one.name, *_quality(one), f"{one.recent_per_s:.2f}/s")
+        console.print(table)
+
+
+def _quality(one: ClassView | ModelView) -> tuple[str, ...]:
+    return (
+        str(one.good), str(one.total), share(one.attainment), seconds(one.ttft_s.p50), seconds(one.ttft_s.p99),
+        seconds(one.tpot_s.p50), seconds(one.tpot_s.p99),
+    )  # fmt: skip
 
 
 def show_classes(console: Console, view: ClassesView) -> None:
@@ -107,8 +149,8 @@ def _prefix_hits(kv: KvView) -> str:
     return f"prompt tokens found in KV since start: {', '.join(shares)}{useful}"
 
 
-def show_plan(console: Console, plan: Plan) -> None:
-    """A plan's steps, its risks, and predicted against measured."""
+def show_plan(console: Console, plan: Plan, before: Prediction) -> None:
+    """A plan's steps, its risks, and how it was before, as predicted and as measured."""
     console.print(f"plan {plan.plan_id}: {plan.before} -> {plan.after}, {plan.status}")
     if plan.steps:
         table = _table("instance", "from", "to", "status", "migrated", "detail")
@@ -121,10 +163,12 @@ def show_plan(console: Console, plan: Plan) -> None:
         console.print("nothing to change")
     for risk in plan.risks:
         console.print(f"risk: {risk}")
-    table = _table("", "predicted", "measured")
-    for name, key in (("duration", "duration_s"), ("TTFT p50", "ttft_p50_s"), ("TPOT p50", "tpot_p50_s")):
-        table.add_row(name, *(seconds(_of(side, key)) for side in (plan.predicted, plan.measured)))
-    table.add_row("goodput", _goodput(plan.predicted), _goodput(plan.measured))
+    sides = (before, plan.predicted, plan.measured)
+    table = _table("", "before", "predicted", "measured")
+    table.add_row("goodput", *(_goodput(side) for side in sides))
+    table.add_row("attainment", *(share(_of(side, "attainment")) for side in sides))
+    for name, key in (("TTFT p50", "ttft_p50_s"), ("TPOT p50", "tpot_p50_s"), ("duration", "duration_s")):
+        table.add_row(name, *(seconds(_of(side, key)) for side in sides))
     console.print(table)
     if plan.predicted.basis:
         console.print(f"predicted from: {plan.predicted.basis}")
@@ -168,7 +212,7 @@ def show_request(console: Console, record: RequestRecord) -> None:
         f"request {record.request_id} ({record.model}, class {record.traffic_class}): {record.outcome}, {good}"
     )
     for name, over_s in record.missed_by_s.items():
-        console.print(f"missed {name.upper()} by {seconds(over_s)}")
+        console.print(f"missed {name.upper()} by {excess(over_s)}")
     if record.error:
         console.print(f"error: {record.error}")
     console.print(

@@ -1,20 +1,19 @@
 """The online planner: proposes role switches, or makes them. In one sentence:
 
-every 3 s it asks which few role switches would win most goodput under the traffic of the last 10, 60 and 300 s, and
-makes them when twice in a row one of these windows is surer of the gain than chance, the model's error, the switch
-itself and the return of the earlier load can cost and no shorter one speaks against it, after which it rests for 15 s.
+every 1.5 s it asks which few role switches would win most goodput under the traffic of the last 10, 60 and 300 s, and
+makes them when three times in a row one of these windows is surer of the gain than chance, the model's error, the
+switch itself and the return of the earlier load can cost and no shorter one speaks against it, after which it rests for
+15 s.
 
 Its three timers are autopilot_every_s, autopilot_window_s (and the sixth of it) and autopilot_rest_s. It never takes
 the last instance of a role, leaves alone what an operator pinned, and holds while it cannot see. Every look leaves a
-line.
+line; what is shown is what looks in a row agree on (looks.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from controlplane.core.desk import Desk
 from controlplane.core.diary import Diary
@@ -29,6 +28,7 @@ from controlplane.core.evidence import SHORT, Evidence, Observer, since_of
 from controlplane.core.fleet import Group
 from controlplane.core.forecast import DEFAULT_ERROR
 from controlplane.core.instance import Instance
+from controlplane.core.looks import AGREE, Look, Steady, hold
 from controlplane.core.moves import NOTHING_TO_GAIN, Advice, Found, Rules, advise
 from controlplane.core.pins import SPLIT, Pins
 from controlplane.core.plans import AUTOPILOT, Plans
@@ -37,7 +37,7 @@ from controlplane.text import shown
 from transfer.api import AuditRow, Prediction
 from transfer.autopilot import AutopilotMode, AutopilotSettings, AutopilotView, Evaluation
 from transfer.errors import InvalidValue
-from transfer.said import Said, names, said_of, say
+from transfer.said import Said, counted, names, said_of, say
 
 MAX_EVALUATIONS = 256
 SHOWN_EVALUATIONS = 50
@@ -46,21 +46,10 @@ BLIND_SHARE = 0.1
 """It is blind when more than this share of the engines has been silent for SILENT_BEATS; any one, of a few."""
 MAX_SHARE = 3
 """A move takes at most every third engine, when nothing else is set."""
-AGAIN = 1.5
-"""Periods between two looks that follow each other, at most."""
 LEAST_BETTER = 0.02
 """Attainment by which a split that was tried before must have been better."""
-HOLDS = ("quiet", "met", "unsure", "busy")
+HOLDS = ("quiet", "measuring", "met", "unsure", "busy")
 """Codes of looks that propose nothing: the audit tells when a proposal ends, not every change between them."""
-
-
-@dataclass(slots=True)
-class _Look:
-    at_s: float
-    model: str
-    code: str
-    said: Said
-    advice: Advice | None = None
 
 
 class Autopilot:
@@ -73,14 +62,14 @@ class Autopilot:
         self.mode: AutopilotMode = config.autopilot
         self._floor, self._max_moves = config.autopilot_floor, config.autopilot_max_moves
         self._looked_s: float | None = None
-        self._looks: deque[_Look] = deque(maxlen=MAX_EVALUATIONS)
+        self._looks: deque[Look] = deque(maxlen=MAX_EVALUATIONS)
         self._told: dict[str, tuple[str, str]] = {}
         """Of each model, what the audit was last told, and since how many looks."""
         self._since: dict[str, int] = {}
-        self._wanted: dict[str, tuple[float, str]] = {}
-        """Of each model, when a look was last sure of a move, and where it led."""
+        self._steady: dict[str, Steady] = {}
         self.counts = {"looks": 0, "moves": 0, "proposals": 0}
-        self.said = self._begin()
+        self._shown: Look | None = None
+        self._begin()
         self._diary.keep(self.mode, self._floor, self._max_moves)
 
     # --- what happens -----------------------------------------------------------------------------------------
@@ -95,15 +84,16 @@ class Autopilot:
             return
         self._looked_s = desk.now
         looks = [self._look(model, group) for model, group in sorted(desk.fleet.groups.items())]
-        for look in looks or [_hold(desk.now, "", "quiet", say("hold.no_engine"))]:
-            self._note(look)
+        shown = [self._note(look) for look in looks or [hold(desk.now, "", "quiet", say("hold.no_engine"))]]
+        self._shown = next((one for one in shown if one.code not in HOLDS), shown[-1])
+        self.said = self._shown.said
 
     def wanted(self, event: AutopilotWanted) -> None:
         """Set the mode, a limit or a pin; answered with AutopilotReady or PlanRefused."""
         refused = self._pin(event) if event.pin is not None else None
         refused = refused or (self._unpin(event) if event.unpin is not None else None)
         if refused is not None:
-            self._desk.emit(PlanRefused(ask_id=event.ask_id, status=refused[0], message=refused[1]))
+            self._desk.emit(PlanRefused(ask_id=event.ask_id, status=refused[0], said=refused[1]))
             return
         if event.change is not None:
             self._change(event)
@@ -116,7 +106,7 @@ class Autopilot:
         state, config = event.state, self._desk.config
         if state.configured == (config.autopilot, config.autopilot_floor, config.autopilot_max_moves):
             self.mode, self._floor, self._max_moves = state.mode, state.floor, state.max_moves
-            self.said = self._begin()
+            self._begin()
         for pin in state.pins:
             left_s = None if pin.left_s is None else pin.left_s - event.age_s
             if left_s is None or left_s > 0:
@@ -125,7 +115,7 @@ class Autopilot:
     def unjudge(self) -> None:
         """Objectives changed: how well a split did under the old ones is forgotten, and looks begin anew."""
         self._tried, self._observer = Tried(), Observer(self._desk)
-        self._wanted.clear()
+        self._steady.clear()
 
     def view(self, now: float) -> AutopilotView:
         config = self._desk.config
@@ -141,51 +131,52 @@ class Autopilot:
             ),
             evaluations=tuple(_evaluation(one, now) for one in list(self._looks)[: -SHOWN_EVALUATIONS - 1 : -1]),
             pins=self._pins.views(now), score=self._plans.scores.view(declared),
+            shown=_evaluation(self._shown, now) if self._shown is not None else None,
         )  # fmt: skip
 
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def _look(self, model: str, group: Group) -> _Look:
+    def _look(self, model: str, group: Group) -> Look:
         """One model's look: what stands in the way, else what would help."""
         desk = self._desk
         if silent := self._silent(group):
             late_s = SILENT_BEATS * desk.config.heartbeat_s
             blind = say("hold.blind", seconds=f"{late_s:g}", ids=names(silent))
-            return _hold(desk.now, model, "blind", blind)
+            return hold(desk.now, model, "blind", blind)
         if self._plans.applying is not None:
-            return _hold(desk.now, model, "busy", say("hold.busy", plan=self._plans.applying.plan_id))
+            return hold(desk.now, model, "busy", say("hold.busy", plan=self._plans.applying.plan_id))
         since_s = since_of(self._plans.ended_s)
         if self._observer.calm(model, group, since_s):
-            return _hold(desk.now, model, "met", NOTHING_TO_GAIN)
+            return hold(desk.now, model, "met", NOTHING_TO_GAIN)
         evidence = self._observer.gather(model, group, since_s)
         if evidence.lacks is not None:
-            return _hold(desk.now, model, "quiet", evidence.lacks)
+            return hold(desk.now, model, "measuring" if evidence.measuring else "quiet", evidence.lacks)
         counts = counts_of(list(evidence.roles.values()))
         self._tried.came_out(model, counts, evidence.work, evidence.good, evidence.counted)
         ready = [one for one in evidence.windows[0].instances if one.hello.shares_kv]
         free = [one for one in ready if self._pins.get(one.id, desk.now) is None]
-        found, pinned = self._advise(evidence, free), tuple[Said, ...]()
+        found, pinned = self._advise(model, evidence, free), tuple[Said, ...]()
         if found.advice is None and len(free) < len(ready):
-            found, pinned = self._unless_pinned(found, self._advise(evidence, ready))
+            found, pinned = self._unless_pinned(found, self._advise(model, evidence, ready))
         if found.advice is None:
             code = "met" if found.best is None else "unsure"
-            return _hold(desk.now, model, code, found.said, found.best)
+            return hold(desk.now, model, code, found.said, found.best)
         if self._observer.changing(model):
             changing = say("hold.changing", advice=found.advice.said)
-            return _hold(desk.now, model, "unsure", changing, found.advice)
+            return hold(desk.now, model, "unsure", changing, found.advice)
         why = self._no_better(model, evidence, found.advice)
         why = why or self._observer.turns_back(model, group, evidence, found.advice)
         if why is not None:
-            return _hold(desk.now, model, "unsure", why, found.advice)
+            return hold(desk.now, model, "unsure", why, found.advice)
         if (pin := self._pins.get(SPLIT, desk.now)) is not None:
             pinned = (pin.said,)
-        seen_s, where = self._wanted.get(model, (-math.inf, ""))
-        self._wanted[model] = (desk.now, found.advice.direction)
-        if where != found.advice.direction or desk.now - seen_s > AGAIN * desk.config.autopilot_every_s:
-            return _hold(desk.now, model, "unsure", say("hold.again", advice=found.advice.said), found.advice)
+        missing = AGREE - 1 - self._of(model).num_sure(desk.now, found.advice.direction)
+        if missing > 0:
+            again = counted("hold.again", missing, advice=found.advice.said)
+            return hold(desk.now, model, "unsure", again, found.advice, found.advice.direction)
         return self._act(model, found.advice, pinned)
 
-    def _act(self, model: str, advice: Advice, pinned: tuple[Said, ...]) -> _Look:
+    def _act(self, model: str, advice: Advice, pinned: tuple[Said, ...]) -> Look:
         """The move is right: make it, unless it is not ours to make now."""
         desk = self._desk
 
@@ -193,19 +184,19 @@ class Autopilot:
             return say("hold.would", why=why, advice=advice.said)
 
         if pinned:
-            return _hold(desk.now, model, "pinned", would(pinned), advice)
+            return hold(desk.now, model, "pinned", would(pinned), advice, advice.direction)
         if self.mode != "auto":
-            return _Look(desk.now, model, "advise", advice.said, advice)
+            return Look(desk.now, model, "advise", advice.said, advice, advice.direction)
         ended_s = self._plans.ended_s
         if ended_s is not None and (left_s := ended_s + desk.config.autopilot_rest_s - desk.now) > 0:
             resting = say("hold.resting", seconds=f"{left_s:.0f}")
-            return _hold(desk.now, model, "resting", would(resting), advice)
+            return hold(desk.now, model, "resting", would(resting), advice, advice.direction)
         try:
             plan = self._plans.own(advice.roles, advice.relative[0])
         except InvalidValue as error:
-            return _hold(desk.now, model, "refused", would(said_of(error)), advice)
+            return hold(desk.now, model, "refused", would(said_of(error)), advice)
         self.counts["moves"] += 1
-        return _Look(desk.now, model, "move", say("advice.moving", advice=advice.said, plan=plan.plan_id), advice)
+        return Look(desk.now, model, "move", say("advice.moving", advice=advice.said, plan=plan.plan_id), advice)
 
     def _unless_pinned(self, found: Found, anyhow: Found) -> tuple[Found, tuple[Said, ...]]:
         """What would be done if no instance were pinned, and the pin that is in the way; else what was found."""
@@ -215,11 +206,11 @@ class Autopilot:
         named = tuple(pin.said for pin in pins if pin is not None)
         return (anyhow, named) if named else (found, ())
 
-    def _advise(self, evidence: Evidence, movable: Sequence[Instance]) -> Found:
+    def _advise(self, model: str, evidence: Evidence, movable: Sequence[Instance]) -> Found:
         most = self._max_moves or -(-len(evidence.roles) // MAX_SHARE)
         return advise(evidence.windows, evidence.roles, Rules(
             movable=movable, floor=self._floor, most=most, duration_s=self._plans.duration_s,
-            horizon_s=self._desk.config.autopilot_window_s, trust=self._plans.scores.error,
+            horizon_s=self._desk.config.autopilot_window_s, trust=self._plans.scores.error, named=self._of(model).named,
         ))  # fmt: skip
 
     def _no_better(self, model: str, evidence: Evidence, advice: Advice) -> Said | None:
@@ -241,20 +232,24 @@ class Autopilot:
         silent = [one.id for one in group.members if self._desk.now - one.last_seen_s > late_s]
         return silent if len(silent) > BLIND_SHARE * len(group.members) else []
 
+    def _of(self, model: str) -> Steady:
+        return self._steady.setdefault(model, Steady(self._desk.config.autopilot_every_s))
+
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def _note(self, look: _Look) -> None:
-        """Keep the line; tell the audit when what it would do, or what is in the way, has changed."""
+    def _note(self, look: Look) -> Look:
+        """Keep the line; tell the audit when what is shown of what it would do, or of what is in the way, changes.
+        Returns what is shown."""
         self._looks.append(look)
         self._diary.looked(look.model, look.code, str(look.said))
         self.counts["looks"] += 1
-        self.said = look.said
+        look = self._of(look.model).note(look)
         quiet = look.code in HOLDS or (look.code == "blind" and self.mode != "auto")
         what = ("", "") if quiet else (look.code, look.advice.kinds if look.advice is not None else "")
         before = self._told.get(look.model, ("", ""))
         self._since[look.model] = self._since.get(look.model, 0) + 1
         if what == before:
-            return
+            return look
         if look.advice is not None and not quiet:
             self.counts["proposals"] += 1
         self._told[look.model] = what
@@ -262,16 +257,19 @@ class Autopilot:
         action = "hold" if quiet or look.code not in ("advise", "move") else look.code
         said = say("autopilot.looks", line=look.said, num=looks)
         self._audit(AUTOPILOT, action, look.model, said, _predicted(look.advice))
+        return look
 
     def _audit(self, actor: str, action: str, subject: str, said: Said, predicted: Prediction | None = None) -> None:
         self._desk.emit(Audit(row=AuditRow(
             at_s=0.0, actor=actor, action=action, subject=subject, detail=str(said), said=said, predicted=predicted,
         )))  # fmt: skip
 
-    def _begin(self) -> Said:
+    def _begin(self) -> None:
         """Before the first look under a mode."""
+        self._steady.clear()
         every = f"{self._desk.config.autopilot_every_s:g}"
-        return say("autopilot.off") if self.mode == "off" else say("autopilot.soon", every=every)
+        self.said = say("autopilot.off") if self.mode == "off" else say("autopilot.soon", every=every)
+        self._shown = None
 
     # --- operators --------------------------------------------------------------------------------------------
 
@@ -281,7 +279,7 @@ class Autopilot:
         if change.mode is not None and change.mode != self.mode:
             said.append(say("autopilot.mode", before=self.mode, after=change.mode))
             self.mode, self._looked_s = change.mode, None
-            self.said = self._begin()
+            self._begin()
         if change.floor is not None and change.floor != self._floor:
             said.append(say("autopilot.floor", before=self._floor, after=change.floor))
             self._floor = change.floor
@@ -292,22 +290,22 @@ class Autopilot:
         if said:
             self._audit(change.actor, "autopilot", "autopilot", say("autopilot.changed", changes=tuple(said)))
 
-    def _pin(self, event: AutopilotWanted) -> tuple[int, str] | None:
+    def _pin(self, event: AutopilotWanted) -> tuple[int, Said] | None:
         desk, pin = self._desk, event.pin
         assert pin is not None
         if pin.subject != SPLIT and desk.fleet.live(pin.subject) is None:
-            return 404, f"there is no instance {shown(pin.subject)} to pin; name one of the fleet's, or {SPLIT!r}"
+            return 404, say("refused.no_pin", id=shown(pin.subject), split=repr(SPLIT))
         if not self._pins.put(pin.subject, pin.actor, pin.ttl_s, pin.why, desk.now):
-            return 409, "there are too many pins; release some first"
+            return 409, say("refused.pins")
         how_long = say("pin.until") if pin.ttl_s is None else say("pin.for", seconds=f"{pin.ttl_s:g}")
         said = say("pin.reason", how_long=how_long, why=pin.why) if pin.why else how_long
         self._audit(pin.actor, "pin", pin.subject, said)
         return None
 
-    def _unpin(self, event: AutopilotWanted) -> tuple[int, str] | None:
+    def _unpin(self, event: AutopilotWanted) -> tuple[int, Said] | None:
         assert event.unpin is not None
         if not self._pins.release(event.unpin, self._desk.now):
-            return 404, f"{shown(event.unpin)} is not pinned"
+            return 404, say("refused.not_pinned", id=shown(event.unpin))
         self._audit(event.actor, "unpin", event.unpin, say("pin.released"))
         return None
 
@@ -318,11 +316,7 @@ def rule(every_s: float, window_s: float, long_s: float, rest_s: float) -> Said:
                long=f"{long_s:g}", rest=f"{rest_s:g}")  # fmt: skip
 
 
-def _hold(at_s: float, model: str, code: str, why: Said, advice: Advice | None = None) -> _Look:
-    return _Look(at_s, model, code, say("hold.why", why=why), advice)
-
-
-def _evaluation(look: _Look, now: float) -> Evaluation:
+def _evaluation(look: Look, now: float) -> Evaluation:
     advice = look.advice
     gain, low, high = advice.relative if advice is not None else (None, None, None)
     return Evaluation(

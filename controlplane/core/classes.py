@@ -24,6 +24,7 @@ from controlplane.text import shown
 from transfer.api import AuditRow
 from transfer.classes import MAX_OBJECTIVE_S, ClassesView, ClassSetting, PriceView
 from transfer.objectives import describe
+from transfer.said import Said, say
 from transfer.terms import Slo
 
 
@@ -40,26 +41,22 @@ class Classes:
         desk, change = self._desk, event.change
         present, version = desk.config.classes, desk.fleet.version
         if (unknown := next((name for name in change.classes if name not in present), None)) is not None:
-            message = (
-                f"there is no traffic class {shown(unknown)}; the control plane's settings name {', '.join(present)}"
-            )
-            self._refuse(event, 404, message)
+            self._refuse(event, 404, say("refused.no_class", name=shown(unknown), known=", ".join(present)))
             return
         for name, slo in change.classes.items():
             if (fault := _fault(slo)) is not None:
-                self._refuse(event, 400, f"the objectives of traffic class {name}: {fault}")
+                self._refuse(event, 400, say("refused.objective", name=name, fault=fault))
                 return
         changed = {name: slo for name, slo in change.classes.items() if slo != present[name]}
         if changed and change.base_version != version:
-            message = f"the fleet changed: it is at version {version} and you saw {change.base_version}; look again"
-            self._refuse(event, 409, message)
+            self._refuse(event, 409, say("refused.changed", version=version, seen=change.base_version))
             return
         for name, slo in changed.items():
             detail = f"{describe(present[name])} -> {describe(slo)}"
             row = AuditRow(at_s=event.at_s, actor=change.actor, action="objectives", subject=name, detail=detail)
             desk.emit(Audit(row=row))
         if changed:
-            self._put(changed)
+            self._put(changed, desk.now)
             desk.emit(ClassesKept(state=ClassesState(classes=desk.config.classes, configured=self._configured)))
         desk.emit(ClassesReady(ask_id=event.ask_id, view=self.view()))
 
@@ -89,15 +86,16 @@ class Classes:
             ),
         )  # fmt: skip
 
-    def _put(self, wanted: Mapping[str, Slo | None]) -> None:
-        """Requests that have not ended are held to the new objectives; counts of the old ones are forgotten."""
+    def _put(self, wanted: Mapping[str, Slo | None], since_s: float | None = None) -> None:
+        """Requests that have not ended are held to the new objectives; counts of the old ones are forgotten. since_s:
+        as in GoodputCore.judge."""
         desk = self._desk
         changed = {name: slo for name, slo in wanted.items() if slo != desk.config.classes[name]}
         if not changed:
             return
         desk.config = msgspec.structs.replace(desk.config, classes=desk.config.classes | changed)
         for name, slo in changed.items():
-            desk.goodput.judge(name, slo)
+            desk.goodput.judge(name, slo, since_s)
             desk.traffic.unjudge(name)
         for request in desk.requests.values():
             request.slo = desk.config.classes[request.traffic_class]
@@ -105,14 +103,14 @@ class Classes:
         desk.stirred = True
         self._on_change()
 
-    def _refuse(self, event: ClassesWanted, status: int, message: str) -> None:
-        self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, message=message))
+    def _refuse(self, event: ClassesWanted, status: int, why: Said) -> None:
+        self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, said=why))
 
 
-def _fault(slo: Slo | None) -> str | None:
+def _fault(slo: Slo | None) -> Said | None:
     """What is wrong with them, in a sentence's end."""
     values = {} if slo is None else {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}
     for name, value in values.items():
         if value is not None and not 0.0 < value <= MAX_OBJECTIVE_S:
-            return f"{name} must be above 0 and up to {MAX_OBJECTIVE_S:g} seconds, got {value:g}"
+            return say("refused.seconds", name=name, most=f"{MAX_OBJECTIVE_S:g}", got=f"{value:g}")
     return None

@@ -96,7 +96,7 @@ class CoreConfig(Struct, frozen=True):
 
     autopilot: Literal["off", "advise", "auto"] = "advise"
     """Role switches for goodput: never looked for, proposed, or made (autopilot.py)."""
-    autopilot_every_s: float = 3.0
+    autopilot_every_s: float = 1.5
     autopilot_window_s: float = 60.0
     """Traffic it judges by; a sixth of it may be enough, and traffic_window_s is looked at too."""
     autopilot_rest_s: float = 15.0

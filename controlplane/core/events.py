@@ -313,8 +313,11 @@ class PlanRefused(Effect, frozen=True):
 
     ask_id: str
     status: int
-    message: str
-    said: Said | None = None
+    said: Said
+
+    @property
+    def message(self) -> str:
+        return str(self.said)
 
 
 class Note(Effect, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from controlplane.core.desk import Desk
 from controlplane.core.fleet import Group
 from controlplane.core.forecast import Predictor, pace_of
+from controlplane.core.looks import AGREE
 from controlplane.core.moves import LEAST_STEP, Advice, turns_back
 from controlplane.core.traffic import Load, Pace
 from controlplane.core.tried import Work
@@ -37,6 +38,8 @@ class Evidence:
     roles: Mapping[InstanceId, Role]
     windows: list[Predictor]
     lacks: Said | None = None
+    measuring: bool = False
+    """Whether it only takes time until there is enough."""
     work: Work = NO_WORK
     """The load of the shortest window."""
     good: int = 0
@@ -74,6 +77,9 @@ class Observer:
         roles = {one.id: one.role for one in ready}
         spans_s = sorted({SHORT * config.autopilot_window_s, config.autopilot_window_s, config.traffic_window_s})
         num, span_s = desk.traffic.count(desk.now, model, spans_s[-1])
+        if ready and num > 0 and span_s < spans_s[0]:
+            left_s = spans_s[0] - span_s + (AGREE - 1) * config.autopilot_every_s
+            return Evidence(roles, [], say("hold.measuring", seconds=f"{left_s:.0f}"), measuring=True)
         if not ready or num < config.min_traffic:
             few = say("hold.few", num=num, seconds=f"{span_s:.0f}", needed=config.min_traffic)
             return Evidence(roles, [], few)

@@ -7,7 +7,9 @@ rejected + timed out + cancelled after TTFT was missed); classes without objecti
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from controlplane.core.buckets import Buckets, bucket_index
 from controlplane.core.events import Ended
@@ -21,8 +23,10 @@ SHORT_WINDOW_S = 10
 SLOT_S = 1.0
 
 
+Key = TypeVar("Key", bound=Hashable)
 Place = tuple[int | None, float]
 """Bucket index (None: that of zero) and value."""
+OBJECTIVES = ("ttft", "tpot", "e2e")
 Places = tuple[Place | None, Place | None, Place | None]
 """Of TTFT, TPOT and end-to-end time; None for what there is not."""
 
@@ -43,6 +47,8 @@ class Counts:
     e2e_s: Buckets = field(default_factory=Buckets)
     missed_stage_us: list[int] = field(default_factory=lambda: [0] * len(STAGES))
     """Microseconds by stage of STAGES among counted requests that were not good."""
+    missed_by: list[int] = field(default_factory=lambda: [0] * len(OBJECTIVES))
+    """Of those, how many were over each of OBJECTIVES."""
 
     def add(self, record: RequestRecord, counted: bool, places: Places) -> None:
         """places: where its times go, see places_of."""
@@ -52,6 +58,9 @@ class Counts:
         self.finished += record.outcome == "ok"
         self.good_tokens += num_output * good
         self.output_tokens += num_output
+        if counted and record.missed_by_s:
+            self.missed_by = [num + (name in record.missed_by_s)
+                              for name, num in zip(OBJECTIVES, self.missed_by, strict=True)]  # fmt: skip
         ttft, tpot, e2e = places
         if ttft is not None:
             self.ttft_s.add_to(*ttft)
@@ -64,6 +73,7 @@ class Counts:
         """Forget what depends on objectives; tokens, times and how many finished stay."""
         self.good = self.total = self.good_tokens = 0
         self.missed_stage_us = [0] * len(STAGES)
+        self.missed_by = [0] * len(OBJECTIVES)
 
     def merge(self, other: Counts, sign: int = 1) -> None:
         self.good += sign * other.good
@@ -77,21 +87,23 @@ class Counts:
             else:
                 mine.subtract(theirs)
         self.missed_stage_us = [a + sign * b for a, b in zip(self.missed_stage_us, other.missed_stage_us, strict=True)]
+        self.missed_by = [a + sign * b for a, b in zip(self.missed_by, other.missed_by, strict=True)]
 
 
-class Window:
-    """A sliding sum over the last `span` slots of one second, by completion time. Bounded by its span."""
+class Window(Generic[Key]):
+    """A sliding sum over the last `span` slots of one second, by completion time. Bounded by its span. Key: a class, or
+    a model and a class."""
 
     def __init__(self, span: int) -> None:
         self.span = span
-        self._slots: deque[tuple[int, dict[str, Counts]]] = deque()
-        self.by_class: dict[str, Counts] = {}
+        self._slots: deque[tuple[int, dict[Key, Counts]]] = deque()
+        self.by_class: dict[Key, Counts] = {}
         self._fleet: deque[tuple[int, float, float]] = deque()
         """(slot, GPU seconds, cost), one for each slot."""
         self.gpu_s = self.dollars = 0.0
 
     def add(
-        self, slot: int, name: str, record: RequestRecord, counted: bool, missed_us: list[int], places: Places
+        self, slot: int, name: Key, record: RequestRecord, counted: bool, missed_us: list[int], places: Places
     ) -> None:
         """missed_us: by stage; empty where nothing was missed."""
         if not self._slots or self._slots[-1][0] != slot:
@@ -134,7 +146,7 @@ class Window:
         self.gpu_s = sum([one[1] for one in self._fleet])
         self.dollars = sum([one[2] for one in self._fleet])
 
-    def unjudge(self, name: str) -> None:
+    def unjudge(self, name: Key) -> None:
         """One class is judged anew from now on."""
         for by_class in (self.by_class, *(one[1] for one in self._slots)):
             if name in by_class:
@@ -166,13 +178,18 @@ class GoodputCore:
     def __init__(self, classes: dict[str, Slo | None]) -> None:
         self._classes = dict(classes)
         self.by_class = {name: Counts() for name in classes}
+        self.by_model: dict[str, dict[str, Counts]] = {}
+        """By model and class; of models that had a request."""
         self.outcomes: dict[tuple[str, Outcome], int] = {}
-        self.windows = {span: Window(span) for span in (SHORT_WINDOW_S, WINDOW_S)}
+        self.windows: dict[int, Window[str]] = {span: Window(span) for span in (SHORT_WINDOW_S, WINDOW_S)}
+        self._models: Window[tuple[str, str]] = Window(WINDOW_S)
         self.usual_output: dict[str, float] = {}
         self.usual_hold_s = 0.0
         self.probes: list[Probe] = []
         self.paces = Paces(WINDOW_S)
         self._started_s: float | None = None
+        self._judged_s: dict[str, float] = {}
+        """When objectives were changed, by class."""
         self._slot = 0
         self._spent_s: float | None = None
         self._rates = (0, 0.0)
@@ -186,10 +203,13 @@ class GoodputCore:
         missed = counted and not record.good
         missed_us = [round(missed_s.get(stage, 0.0) * 1e6) for stage in STAGES] if missed else []
         places = places_of(record)
-        self.by_class.setdefault(name, Counts()).add(record, counted, places)
+        by_class = self.by_model.setdefault(record.model, {})
+        for counts in (self.by_class.setdefault(name, Counts()), by_class.setdefault(name, Counts())):
+            counts.add(record, counted, places)
         self.outcomes[name, record.outcome] = self.outcomes.get((name, record.outcome), 0) + 1
         for window in self.windows.values():
             window.add(self._slot, name, record, counted, missed_us, places)
+        self._models.add(self._slot, (record.model, name), record, counted, [], places)
         for probe in self.probes:
             probe.counts.add(record, counted, places)
         if record.decode is not None and (tpot := places[1]) is not None:
@@ -199,12 +219,19 @@ class GoodputCore:
             self.usual_output[name] = 0.9 * before + 0.1 * record.output_tokens
             self.usual_hold_s = 0.9 * (self.usual_hold_s or hold_s) + 0.1 * hold_s
 
-    def judge(self, name: str, slo: Slo | None) -> None:
-        """Other objectives for one class: its good and counted requests, since start and in the windows, begin at 0."""
+    def judge(self, name: str, slo: Slo | None, since_s: float | None = None) -> None:
+        """Other objectives for one class: its good and counted requests, since start and in the windows, begin at 0.
+        since_s: when they were changed; None where they are in force from the start."""
         self._classes[name] = slo
+        if since_s is not None:
+            self._judged_s[name] = since_s
         self.by_class[name].unjudge()
         for window in self.windows.values():
             window.unjudge(name)
+        for model, by_class in self.by_model.items():
+            if name in by_class:
+                by_class[name].unjudge()
+            self._models.unjudge((model, name))
 
     def advance(self, now: float) -> None:
         """Time passed: expire slots."""
@@ -216,6 +243,7 @@ class GoodputCore:
             self.paces.expire(slot)
             for window in self.windows.values():
                 window.expire(slot)
+            self._models.expire(slot)
 
     def spend(self, num_gpus: int, dollars_per_hour: float, now: float) -> None:
         """The serving fleet from now on, told at every change of it; what it cost until now is booked."""
@@ -227,26 +255,54 @@ class GoodputCore:
         self._spent_s, self._rates = now, (num_gpus, dollars_per_hour)
 
     def goodput(self, span: int, now: float) -> Goodput:
-        """Rates over the window, or over the time since start where that is shorter (at least a second). GPU time and
-        cost are those of the fleet as it was, exact up to `now`; reading books nothing."""
+        """Rates over the window, as `span_s` has it; what a class that is judged anew does in its shorter one stands
+        for the whole window. GPU time and cost are those of the fleet as it was, exact up to `now`; reading books
+        nothing."""
         self.advance(now)
         window = self.windows[span]
-        counts = window.everything()
         over_s = self.span_s(span, now)
-        good, booked_s = counts.good, self._spent_s if self._spent_s is not None else now
+        shares = [(over_s / self.span_s(span, now, name), counts) for name, counts in window.by_class.items()]
+        good = sum(share * counts.good for share, counts in shares)
+        good_tokens = sum(share * counts.good_tokens for share, counts in shares)
+        finished = sum(counts.finished for _, counts in shares)
+        booked_s = self._spent_s if self._spent_s is not None else now
         since_s = max(0.0, now - max(booked_s, window.starts_s(self._slot)))
         gpu_s = window.gpu_s + since_s * self._rates[0]
         dollars = window.dollars + since_s * self._rates[1] / 3600
         return Goodput(
             per_s=good / over_s, per_gpu=good / gpu_s if gpu_s > 0 else 0.0, window_s=float(span),
-            tokens_per_s=counts.good_tokens / over_s, throughput_per_s=counts.finished / over_s,
+            tokens_per_s=good_tokens / over_s, throughput_per_s=finished / over_s,
             per_dollar=good / dollars if dollars > 0 else None,
             cost_per_good=dollars / good if good else None,
         )  # fmt: skip
 
-    def span_s(self, span: int, now: float) -> float:
-        """What rates of a window divide by: the time since start where that is shorter, at least a second."""
-        return min(float(span), max(1.0, now - (self._started_s if self._started_s is not None else now)))
+    def span_s(self, span: int, now: float, name: str | None = None) -> float:
+        """What rates of a window divide by: the time since start where that is shorter, at least a second. For what is
+        judged of one class, the time since its objectives were changed, likewise."""
+        started_s = now if self._started_s is None else self._started_s
+        return min(float(span), max(1.0, now - (started_s if name is None else self._judged_s.get(name, started_s))))
+
+    def models(self, served: Iterable[str]) -> list[str]:
+        """Those that are served or had a request, where there are several to tell apart."""
+        names = sorted({*served, *self.by_model})
+        return names if len(names) > 1 else []
+
+    def of_model(self, model: str, now: float) -> tuple[Counts, Counts, float]:
+        """One model, all classes: since start, in the long window, and its goodput there."""
+        self.advance(now)
+        since_start, recent, per_s = Counts(), Counts(), 0.0
+        for name, counts in self.by_model.get(model, {}).items():
+            since_start.merge(counts)
+            found = self._models.by_class.get((model, name))
+            if found is not None:
+                recent.merge(found)
+                per_s += found.good / self.span_s(WINDOW_S, now, name)
+        return since_start, recent, per_s
+
+    def judged_for_s(self, name: str, now: float) -> float | None:
+        """How long ago the objectives of a class were changed; None where they are those of the start."""
+        changed_s = self._judged_s.get(name)
+        return None if changed_s is None else max(0.0, now - changed_s)
 
     def attainment(self, name: str | None = None) -> float | None:
         """Share of good requests since start, of one class or all with objectives; None before any counts."""
@@ -261,6 +317,12 @@ class GoodputCore:
         totals = self.windows[WINDOW_S].everything().missed_stage_us
         found = {stage: micros / 1e6 for stage, micros in zip(STAGES, totals, strict=True) if micros}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def missed_by(self, now: float) -> dict[str, int]:
+        """How many requests of the long window were over each objective, the most first."""
+        self.advance(now)
+        found = zip(OBJECTIVES, self.windows[WINDOW_S].everything().missed_by, strict=True)
+        return dict(sorted(((name, num) for name, num in found if num), key=lambda item: -item[1]))
 
     def probe(self, now: float) -> Probe:
         probe = Probe(now)

@@ -153,4 +153,4 @@ class Holds:
         self._desk.emit(Audit(row=row))
 
     def _refuse(self, event: HoldWanted, status: int, why: Said) -> None:
-        self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, message=str(why), said=why))
+        self._desk.emit(PlanRefused(ask_id=event.ask_id, status=status, said=why))

@@ -5,7 +5,7 @@ A few switches are found greedily, each the best next one, and are weighed toget
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -33,7 +33,7 @@ Switch = tuple[Instance, Role]
 class Rules(NamedTuple):
     """What a search may do. movable: instances that may change role; floor: instances that a role keeps; most:
     switches in one move; duration_s: predicted drain and switch of an instance; horizon_s: how long a load is expected
-    to last at least; trust: in the model."""
+    to last at least; trust: in the model; named: instances to name rather than others like them."""
 
     movable: Sequence[Instance]
     floor: int
@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     duration_s: Callable[[Instance], float]
     horizon_s: float
     trust: Trust
+    named: Set[InstanceId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def advise(windows: Sequence[Predictor], roles: Mapping[InstanceId, Role], rules
         before = window.forecast(split)
         if before is not None and 1.0 - before.attainment >= MIN_GAIN:
             found = search(window, roles, rules)
-            if found is None:
+            if found is None or found.gain < MIN_GAIN:
                 if best is None:
                     said = say("hold.no_other", prefill=f"{before.prefill_use:.0%}", decode=f"{before.decode_use:.0%}")
             elif not found.confident:
@@ -225,11 +226,15 @@ def _singles(predictor: Predictor, taken: Mapping[InstanceId, Role], rules: Rule
     only where there are some."""
     present = [role for role in ROLES if role is not Role.MIXED or role in taken.values()]
     spare: dict[tuple[int, Role], Instance] = {}
+
+    def preferred(one: Instance) -> tuple[int, float, str]:
+        return (-1, 0.0, one.id) if one.id in rules.named else _load(one)
+
     for one in rules.movable:
         if taken.get(one.id) is not one.role:
             continue  # it moves already
         place = (predictor.kind_of(one.id), one.role)
-        if place not in spare or _load(one) < _load(spare[place]):
+        if place not in spare or preferred(one) < preferred(spare[place]):
             spare[place] = one
     return [(one, role) for (_, own), one in spare.items() for role in present if role is not own]
 

@@ -338,7 +338,7 @@ class Plans:
         self._refuse(event.ask_id, 409, say("refused.stale", version=version, made=made_for, seen=seen))
 
     def _refuse(self, ask_id: str, status: int, why: Said) -> None:
-        self._desk.emit(PlanRefused(ask_id=ask_id, status=status, message=str(why), said=why))
+        self._desk.emit(PlanRefused(ask_id=ask_id, status=status, said=why))
 
 
 def _drain_s(one: Instance) -> float:

@@ -33,10 +33,10 @@ class Readings:
             "in_flight": len(desk.requests), "queue_depth": len(desk.line),
             "orphaned_kv_blocks": desk.ledger.orphaned_blocks(now),
         }  # fmt: skip
-        found |= self._goodput(now) | self._rates(now) | self._fleet() | self._classes(now)
+        found |= self._goodput(now) | self._rates(now) | self._fleet() | self._classes(now) | self._models(now)
         for one in desk.fleet.ordered():
             if one.state is not InstanceState.LOST:
-                found |= _instance(one)
+                found |= _instance(one, desk.goodput.paces.median(one.id))
         return {name: value for name, value in found.items() if value is not None}
 
     def _goodput(self, now: float) -> dict[str, float | None]:
@@ -84,8 +84,19 @@ class Readings:
         for name in desk.config.classes:
             counts, lead = window.by_class.get(name) or Counts(), f"class.{name}."
             found |= {
-                f"{lead}goodput_per_s": counts.good / span_s, f"{lead}throughput_per_s": counts.finished / span_s,
-                f"{lead}doomed": doomed[name], **_quality(counts, lead),
+                f"{lead}goodput_per_s": counts.good / desk.goodput.span_s(WINDOW_S, now, name),
+                f"{lead}throughput_per_s": counts.finished / span_s, f"{lead}doomed": doomed[name],
+                **_quality(counts, lead),
+            }  # fmt: skip
+        return found
+
+    def _models(self, now: float) -> dict[str, float | None]:
+        goodput, found = self._desk.goodput, dict[str, float | None]()
+        for name in goodput.models(self._desk.fleet.groups):
+            _, counts, per_s = goodput.of_model(name, now)
+            lead, throughput = f"model.{name}.", counts.finished / goodput.span_s(WINDOW_S, now)
+            found |= {
+                f"{lead}goodput_per_s": per_s, f"{lead}throughput_per_s": throughput, **_quality(counts, lead),
             }  # fmt: skip
         return found
 
@@ -99,11 +110,12 @@ def _quality(counts: Counts, lead: str) -> dict[str, float | None]:
     }  # fmt: skip
 
 
-def _instance(one: Instance) -> dict[str, float]:
+def _instance(one: Instance, tpot_p50_s: float | None) -> dict[str, float | None]:
     load, lead = one.load, f"instance.{one.id}."
     return {
         f"{lead}num_running": load.num_running, f"{lead}num_waiting": load.num_waiting,
         f"{lead}kv_use": one.kv_use, f"{lead}step_s": load.step_s, f"{lead}speed": one.speed,
+        f"{lead}tpot_p50_s": tpot_p50_s,
     }  # fmt: skip
 
 

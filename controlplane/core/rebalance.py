@@ -47,17 +47,17 @@ def parse_xpyd(text: str) -> Target:
         raise InvalidValue(say("refused.shape", text=shown(text)))
     counts = [int(part) if part and len(part) <= 4 else (MAX_COUNT + 1 if part else 0) for part in found.groups()]
     if max(counts) > MAX_COUNT:
-        raise InvalidValue(f"{shown(text)} names more than {MAX_COUNT} instances of one role")
+        raise InvalidValue(say("refused.more_than", text=shown(text), most=MAX_COUNT))
     return Target(*counts)
 
 
 def plan_steps(fleet: Fleet, request: PlanRequest) -> tuple[Target, tuple[PlanStep, ...]]:
     """The moves that lead to the wanted shape, in the order they are made. Raises InvalidValue with a sentence."""
     if (request.xpyd is None) == (request.moves is None):
-        raise InvalidValue("a plan needs exactly one of xpyd (such as 1P2D) and moves (instance id to role)")
+        raise InvalidValue(say("refused.one_of"))
     engines = fleet.engines()
     if not engines:
-        raise InvalidValue("the fleet has no prefill, decode or mixed instance to move")
+        raise InvalidValue(say("refused.no_engine"))
     if request.moves is not None:
         moves = _named_moves(fleet, request.moves)
     else:
@@ -73,38 +73,37 @@ def plan_steps(fleet: Fleet, request: PlanRequest) -> tuple[Target, tuple[PlanSt
 
 def _named_moves(fleet: Fleet, wanted: dict[str, str]) -> list[tuple[Instance, Role]]:
     if len(wanted) > (num_engines := len(fleet.engines())):
-        raise InvalidValue(f"the moves name {len(wanted)} instances and the fleet has {num_engines}")
+        raise InvalidValue(say("refused.too_many_moves", num=len(wanted), count=num_engines))
     moves = []
     for name, text in sorted(wanted.items(), key=lambda item: natural(item[0])):
         instance = fleet.live(name)
         if instance is None:
-            raise InvalidValue(f"there is no instance {shown(name)} to move; the fleet has {_known(fleet)}")
+            raise InvalidValue(say("refused.none_to_move", id=shown(name), known=_known(fleet)))
         if instance.role is Role.KV_POOL:
-            raise InvalidValue(f"{name} is a KV pool node and has no engine; it cannot become {shown(text)}")
+            raise InvalidValue(say("refused.pool", id=name, role=shown(text)))
         try:
             role = Role(text)
         except ValueError:
             role = Role.KV_POOL
         if role not in ENGINE_ROLES:
-            raise InvalidValue(f"{name} cannot become {shown(text)}; an engine serves prefill, decode or mixed")
+            raise InvalidValue(say("refused.no_role", id=name, role=shown(text)))
         _check_movable(instance)
         if role is not instance.role:
             if not instance.hello.shares_kv:
-                raise InvalidValue(f"{name} cannot become {role.value}: its engine keeps KV to itself, so that it can "
-                                   "only serve whole requests (mixed)")  # fmt: skip
+                raise InvalidValue(say("refused.keeps_kv", id=name, role=role.value))
             moves.append((instance, role))
     return moves
 
 
-def _known(fleet: Fleet) -> str:
-    names = [one.id for one in fleet.engines()]
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more or "none"
+def _known(fleet: Fleet) -> str | Said:
+    listed = [one.id for one in fleet.engines()]
+    some = ", ".join(listed[:MAX_NAMED])
+    return some if len(listed) <= MAX_NAMED else say("names_more", some=some, num=len(listed) - MAX_NAMED)
 
 
 def _fewest_moves(fleet: Fleet, engines: list[Instance], target: Target) -> list[tuple[Instance, Role]]:
     if len(fleet.groups) > 1:
-        raise InvalidValue("the fleet serves several models: name the instances to move instead of a shape")
+        raise InvalidValue(say("refused.several_models"))
     if target.total != len(engines):
         raise InvalidValue(say("refused.total", xpyd=target, num=target.total, count=len(engines)))
     have = {role: [one for one in engines if one.role is role] for role in ENGINE_ROLES}
@@ -114,9 +113,10 @@ def _fewest_moves(fleet: Fleet, engines: list[Instance], target: Target) -> list
         able = [one for one in sorted(have[role], key=_load) if one.hello.shares_kv]
         num_leaving = max(0, len(have[role]) - target.of(role))
         if num_leaving > len(able):
-            raise InvalidValue(f"{target} leaves {target.of(role)} {role.value} instances, but "
-                               f"{len(have[role]) - len(able)} have engines that keep KV to themselves and stay "
-                               f"{role.value}")  # fmt: skip
+            kept = len(have[role]) - len(able)
+            raise InvalidValue(
+                say("refused.stay", xpyd=target, num=target.of(role), role=role.value, kept=kept)
+            )  # fmt: skip
         for one in able[:num_leaving]:
             _check_movable(one)
             moves.append((one, missing.pop(0)))

@@ -20,7 +20,7 @@ COARSE_SLOTS = 24 * 3600 // COARSE_S
 BYTES_A_SERIES = 4 * (FINE_SLOTS + 3 * COARSE_SLOTS)
 """118,080: single-precision numbers, the coarse ones with their smallest and largest value."""
 MAX_SERIES = 768
-"""Together 91 MB at most; a fleet of 64 instances has about 350 series."""
+"""Together 91 MB at most; a fleet of 64 instances has about 410 series."""
 MAX_POINTS = 1500
 """Steps in one answer; a finer step than that gives is widened."""
 SET_BACK_S = 60
@@ -59,6 +59,8 @@ class SeriesBook:
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
         self._newest: int | None = None
+        self._loaded_until: int | None = None
+        """Where what an earlier life has kept ends: of it there are no seconds."""
         self._full: int | None = None
         """The second in which there was no room for another one."""
 
@@ -72,7 +74,7 @@ class SeriesBook:
             if second > self._newest - SET_BACK_S:
                 return None
             self._series.clear()
-            self._newest = None
+            self._newest = self._loaded_until = None
         row = self._close(second)
         self._newest = second
         for name, value in values.items():
@@ -83,17 +85,19 @@ class SeriesBook:
     def load(self, rows: Iterable[SeriesRow]) -> None:
         """What an earlier life has kept, the oldest first; to be called before the first `put`."""
         for row in rows:
+            self._loaded_until = row.at_s + COARSE_S
             for name, values in row.values.items():
                 if (series := self._open(name)) is not None:
                     series.store(row.at_s // COARSE_S, values)
 
     def window(self, since_s: float, until_s: float, step_s: float) -> Window:
-        """The steps that answer a question. The hour of seconds is read while it reaches back far enough and the step
-        asks for it; a step is widened until MAX_POINTS are enough."""
+        """The steps that answer a question. The hour of seconds is read while it, and this life, reach back far enough
+        and the step asks for it; a step is widened until MAX_POINTS are enough."""
         newest = self._newest if self._newest is not None else int(until_s)
         end = min(int(until_s), newest) + 1
         since = min(max(int(since_s), end - COARSE_S * COARSE_SLOTS), end)
-        coarse = step_s >= COARSE_S or since <= newest - FINE_SLOTS
+        of_before = self._loaded_until is not None and since < self._loaded_until
+        coarse = step_s >= COARSE_S or since <= newest - FINE_SLOTS or of_before
         width = COARSE_S if coarse else 1
         wanted = max(math.ceil(min(step_s, 1e6)), math.ceil((end - since) / MAX_POINTS), 1)
         step = math.ceil(wanted / width) * width

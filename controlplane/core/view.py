@@ -11,7 +11,7 @@ from controlplane.core.hits import kv_view
 from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.membership import served_models
 from controlplane.core.suspects import is_suspect
-from transfer.api import ClassView, FleetState, InstanceView
+from transfer.api import ClassView, FleetState, InstanceView, ModelView
 from transfer.screens import CacheView, KvDetail
 from transfer.terms import Role
 
@@ -58,7 +58,8 @@ def fleet_state(desk: Desk, now: float, autopilot: Autopilot) -> FleetState:
         instances=tuple(instance_view(desk, one, now) for one in desk.fleet.ordered()),
         goodput=desk.goodput.goodput(WINDOW_S, now), attainment=attainment,
         orphaned_kv_blocks=desk.ledger.orphaned_blocks(now), in_flight=len(desk.requests),
-        version=desk.fleet.version, classes=_classes(desk, now), stages_s=stages,
+        version=desk.fleet.version, classes=_classes(desk, now), by_model=_models(desk, now), stages_s=stages,
+        missed_by=desk.goodput.missed_by(now),
         bottleneck=next(iter(stages), None), verdict=verdict(desk, now),
         uptime_s=now - desk.started_s if desk.started_s is not None else 0.0, kv=kv_view(desk),
         autopilot=autopilot.mode, advice=str(autopilot.said), advice_said=autopilot.said,
@@ -76,7 +77,9 @@ def verdict(desk: Desk, now: float) -> str:
     else:
         stage = next(iter(desk.goodput.missed_stages(now)), None)
         quality = f"{attainment:.1%} of requests met their objectives since the start"
-        if stage is not None:
+        if next(iter(desk.goodput.missed_by(now)), None) == "tpot":
+            quality += "; most of those that miss are over TPOT, so decode is too slow"
+        elif stage is not None:
             quality += f"; those that miss lose most time in {stage.replace('_', ' ')}"
     text = "; ".join([*troubles, quality])
     return text[:1].upper() + text[1:] + "."
@@ -151,18 +154,35 @@ def _classes(desk: Desk, now: float) -> tuple[ClassView, ...]:
     for request in desk.requests.values():
         if request.doomed(now):
             doomed[request.traffic_class] = doomed.get(request.traffic_class, 0) + 1
-    views, span_s = [], goodput.span_s(WINDOW_S, now)
+    views = []
     for name, slo in desk.config.classes.items():
         counts, recent = goodput.by_class[name], goodput.windows[WINDOW_S].by_class.get(name) or Counts()
+        judged_for_s = goodput.judged_for_s(name, now)
         views.append(
             ClassView(
                 name=name, slo=slo, good=counts.good, total=counts.total,
                 attainment=goodput.attainment(name) if slo is not None else None,
                 ttft_s=quantiles(recent.ttft_s), tpot_s=quantiles(recent.tpot_s), doomed=doomed.get(name, 0),
-                recent_good=recent.good, recent_total=recent.total, recent_per_s=recent.good / span_s,
+                recent_good=recent.good, recent_total=recent.total,
+                recent_per_s=recent.good / goodput.span_s(WINDOW_S, now, name),
+                judged_for_s=None if judged_for_s is None else round(judged_for_s),
             )
         )  # fmt: skip
     return tuple(views)
+
+
+def _models(desk: Desk, now: float) -> tuple[ModelView, ...]:
+    return tuple(_model(desk, name, now) for name in desk.goodput.models(desk.fleet.groups))
+
+
+def _model(desk: Desk, name: str, now: float) -> ModelView:
+    counts, recent, per_s = desk.goodput.of_model(name, now)
+    return ModelView(
+        name=name, good=counts.good, total=counts.total,
+        attainment=counts.good / counts.total if counts.total else None,
+        ttft_s=quantiles(recent.ttft_s), tpot_s=quantiles(recent.tpot_s), recent_good=recent.good,
+        recent_total=recent.total, recent_per_s=per_s,
+    )  # fmt: skip
 
 
 def instance_view(desk: Desk, one: Instance, now: float) -> InstanceView:

@@ -14,6 +14,7 @@ from controlplane.gateway.generate import json_response
 from controlplane.gateway.service import GATEWAY, TENANT, Archive, Gateway
 from controlplane.text import shown
 from transfer.api import ApplyRequest, HoldAction, PlanRequest
+from transfer.said import say
 
 MAX_ROWS = 1000
 MAX_NAME_CHARS = 200
@@ -63,7 +64,8 @@ async def get_plan(request: web.Request) -> web.StreamResponse:
     plan_id = request.match_info["plan_id"]
     plan = request.app[GATEWAY].control.plan(plan_id)
     if plan is None:
-        raise ApiError(404, f"there is no plan {shown(plan_id)}; GET /v1/plans lists them", param="plan_id")
+        said = say("refused.unknown_plan", plan=shown(plan_id))
+        raise ApiError(404, str(said), param="plan_id", said=said)
     return json_response(plan)
 
 
@@ -88,8 +90,8 @@ async def get_request(request: web.Request) -> web.StreamResponse:
     request_id = request.match_info["request_id"]
     record = await _archive(request).request(request_id)
     if record is None:
-        message = f"there is no finished request {shown(request_id)} in the history; give the id of an answer"
-        raise ApiError(404, message, param="request_id")
+        said = say("refused.no_request", id=shown(request_id))
+        raise ApiError(404, str(said), param="request_id", said=said)
     return json_response(record)
 
 

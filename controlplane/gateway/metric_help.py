@@ -5,7 +5,7 @@ from __future__ import annotations
 HELP: dict[str, str] = {
     # Requests: one choice of one call each.
     "phaseplane_requests_total":
-        "Requests that ended, by traffic class and outcome (ok, cancelled, rejected, timed_out, error).",
+        "Requests that ended, by traffic class, model and outcome (ok, cancelled, rejected, timed_out, error).",
     "phaseplane_good_requests_total":
         "Requests that finished normally within every objective of their traffic class.",
     "phaseplane_ttft_seconds":

@@ -24,7 +24,7 @@ _E2E = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 5
 
 @dataclass
 class _Latencies:
-    """Histograms of one traffic class."""
+    """Histograms of one traffic class and model."""
 
     ttft: Histogram
     tpot: Histogram
@@ -34,18 +34,22 @@ class _Latencies:
 class GatewayMetrics:
     """Counts since start. Every objective of a class is a boundary of its histograms, so that a query is exact."""
 
-    def __init__(self, model_name: str, classes: Mapping[str, Slo | None]) -> None:
+    def __init__(self, model_name: str, classes: Mapping[str, Slo | None], models: Iterable[str]) -> None:
+        """model_name: what vLLM's names carry. models: those that are served, as records name them."""
         slos = [slo for slo in classes.values() if slo is not None]
         self._ttft_bounds = (*_TTFT, *(slo.ttft_s for slo in slos))
         self._token_bounds = (*_TOKEN, *(slo.tpot_s for slo in slos))
         self._e2e_bounds = (*_E2E, *(slo.e2e_s for slo in slos if slo.e2e_s is not None))
         self._model, self._classes = model_name, tuple(classes)
         self._all = self._latencies()
-        self._by_class: dict[str, _Latencies] = {name: self._latencies() for name in classes}
+        self._by_labels: dict[tuple[str, str], _Latencies] = {
+            (name, model): self._latencies() for name in classes for model in models
+        }
+        """By class and model."""
         self._itl = Histogram(self._token_bounds)
         self._stages: defaultdict[str, float] = defaultdict(float)
-        self._outcomes: Counter[tuple[str, str]] = Counter()
-        self._good: Counter[str] = Counter()
+        self._outcomes: Counter[tuple[str, str, str]] = Counter()
+        self._good: Counter[tuple[str, str]] = Counter()
         self._finish: Counter[str] = Counter()
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
         self._resumes = self._migrations = self._replaced = 0
@@ -61,24 +65,24 @@ class GatewayMetrics:
 
     def finished(self, record: RequestRecord) -> None:
         """Count one request, once."""
-        name = record.traffic_class
-        self._outcomes[name, record.outcome] += 1
+        labels = (record.traffic_class, record.model)
+        self._outcomes[*labels, record.outcome] += 1
         self._resumes += record.num_resumes
         self._migrations += record.num_migrations
         self._replaced += record.num_replaced
         for stage, seconds in record.stages_s.items():
             self._stages[stage] += seconds
         if record.good:
-            self._good[name] += 1
+            self._good[labels] += 1
         self._finish[_VLLM_REASONS.get(record.outcome) or record.finish_reason or "stop"] += 1
         self._output_tokens += record.output_tokens
         if record.ttft_s is not None:
             self._prompt_tokens += record.prompt_tokens
             self._cached_tokens += record.cached_tokens
-        by_class = self._by_class.get(name)
-        if by_class is None:
-            by_class = self._by_class[name] = self._latencies()
-        for latencies in (self._all, by_class):
+        own = self._by_labels.get(labels)
+        if own is None:
+            own = self._by_labels[labels] = self._latencies()
+        for latencies in (self._all, own):
             if record.ttft_s is not None:
                 latencies.ttft.observe(record.ttft_s)
             if record.tpot_s is not None:
@@ -101,12 +105,18 @@ class GatewayMetrics:
         return _Latencies(Histogram(self._ttft_bounds), Histogram(self._token_bounds), Histogram(self._e2e_bounds))
 
     def _ours(self, text: Text) -> None:
-        outcomes = [({"class": name, "outcome": what}, count) for (name, what), count in self._outcomes.items()]
+        outcomes = [
+            ({"class": name, "model": model, "outcome": what}, count)
+            for (name, model, what), count in self._outcomes.items()
+        ]
         text.family("phaseplane_requests_total", "counter", outcomes)
-        good = [({"class": name}, self._good[name]) for name in self._by_class]
+        good = [({"class": name, "model": model}, self._good[name, model]) for name, model in self._by_labels]
         text.family("phaseplane_good_requests_total", "counter", good)
         for name in ("ttft", "tpot", "e2e"):
-            pairs = [({"class": key}, getattr(one, name)) for key, one in self._by_class.items()]
+            pairs = [
+                ({"class": traffic_class, "model": model}, getattr(one, name))
+                for (traffic_class, model), one in self._by_labels.items()
+            ]
             text.histograms(f"phaseplane_{name}_seconds", pairs)
         text.histograms("phaseplane_itl_seconds", [({}, self._itl)])
         stages = [({"stage": stage}, seconds) for stage, seconds in self._stages.items()]

@@ -19,6 +19,7 @@ from controlplane.sim.spec import Fault, NodeSpec
 from transfer.errors import InvalidValue
 from transfer.objectives import parse_objectives
 from transfer.program import Parser
+from transfer.said import Said, say
 from transfer.traces.generating import KINDS, is_generated
 from transfer.traces.loading import Wanted, load_trace, offered
 from transfer.traces.reading import FORMATS, Trace
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--fault", action="append", default=[], help="kill:d0@60+30, slow:d0x3@60+120, mute:@60+10; may repeat")
     flag("--block-size", type=int, default=512, help="tokens of a KV block")
     flag("--stepwise", action="store_true", help="every step by itself: slower, equal")
+    flag("--no-compile", action="store_true", help="plain Python: equal, about half as fast")
     flag("--plot", action="store_true", help="draw in the terminal")
     flag("--png", type=Path, metavar="FILE", help="draw into a file")
     flag("--json", action="store_true", help="one JSON document on standard output")
@@ -90,16 +92,16 @@ def parse_faults(texts: Sequence[str], nodes: Sequence[NodeSpec]) -> tuple[Fault
 
 def core_config(
     policy: str, slo_texts: Sequence[str], reject: str = "hopeless", autopilot: str = "off"
-) -> tuple[CoreConfig, tuple[str, ...]]:
+) -> tuple[CoreConfig, tuple[Said, ...]]:
     """The scheduler's settings, and a note where a default decides. Raises InvalidValue."""
     config = CoreConfig()
     classes = dict(config.classes)
     for name, slo in parse_objectives(slo_texts).items():
         classes[name or DEFAULT_CLASS] = slo
-    notes: list[str] = []
+    notes: list[Said] = []
     own = classes[DEFAULT_CLASS]
     if own is not None and own == config.classes[DEFAULT_CLASS] and not slo_texts:
-        notes.append(f"objectives are the defaults: TTFT {own.ttft_s:g} s, TPOT {own.tpot_s:g} s; set them with --slo")
+        notes.append(say("trace.objectives", ttft=f"{own.ttft_s:g}", tpot=f"{own.tpot_s:g}"))
     chosen = replace(config, policy=policy, classes=classes, early_reject=reject, autopilot=autopilot)
     return check_config(chosen), tuple(notes)
 

@@ -11,6 +11,7 @@ from controlplane.core.events import Arrived, Ended, RequestSpec
 from controlplane.core.recorder import read
 from controlplane.history.recorder import chunks
 from transfer.errors import InvalidValue
+from transfer.said import say
 from transfer.traces.reading import Trace
 from transfer.traces.request import TraceRequest
 
@@ -76,7 +77,7 @@ def read_recording(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
                 priority=request.priority,
             )
         )
-    guess = f"{num_guessed} of {len(requests)} requests did not end well when recorded; they want their class's median"
+    guess = say("trace.guessed", num=num_guessed, total=len(requests))
     return Trace(requests, FORMAT, (guess,) if num_guessed else ())
 
 

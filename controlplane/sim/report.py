@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from controlplane.sim.compiled import is_compiled
 from controlplane.sim.spec import NodeSpec, SimConfig, SimResult
 from transfer.api import Quantiles, RequestRecord
 from transfer.terms import Role, Slo, Struct
@@ -59,14 +60,15 @@ class InstanceReport(Struct, frozen=True):
 class SimReport(Struct, frozen=True):
     """What `phaseplane simulate --json` prints. Rates count over span_s, from the first arrival to the last end.
 
-    goodput_per_gpu: good requests a second and GPU. bound: the most goodput_per_s that any policy could reach;
-    of_bound: the share of it that was reached. missed: why requests that count were not good. missed_stages_s: where
-    those lost time before their first token, on the critical path.
+    compiled: whether by a compiled copy (compiled.py). goodput_per_gpu: good requests a second and GPU. bound: the most
+    goodput_per_s that any policy could reach; of_bound: the share of it that was reached. missed: why requests that
+    count were not good. missed_stages_s: where those lost time before their first token, on the critical path.
     """
 
     requests: int
     wall_s: float
     requests_per_wall_s: float
+    compiled: bool
     goodput_per_s: float
     goodput_per_gpu: float
     cost_per_good: float | None
@@ -125,6 +127,7 @@ def summarize(
         requests=len(trace),
         wall_s=result.wall_s,
         requests_per_wall_s=len(trace) / result.wall_s if result.wall_s > 0 else 0.0,
+        compiled=is_compiled(),
         goodput_per_s=result.goodput_per_s,
         goodput_per_gpu=result.goodput_per_gpu,
         cost_per_good=result.cost_per_good,

@@ -50,8 +50,8 @@ GOODPUT = Dashboard(
     "goodput", "Phaseplane: goodput",
     (
         (4, (
-            Panel("Attainment, 5 min", {"{{class}}": "phaseplane:attainment:5m{FLEET}"}, "percentunit", 6, "stat",
-                says="Share of the requests that met every objective of their class."),
+            Panel("Attainment, 5 min", {"{{class}}, {{model}}": "phaseplane:attainment:5m{FLEET}"}, "percentunit", 6,
+                "stat", says="Share of the requests that met every objective of their class."),
             Panel("Goodput", {"{{fleet}}": "phaseplane_goodput_requests_per_second{FLEET}"}, "reqps", 4, "stat",
                 says="Good requests per second over 60 s."),
             Panel("Goodput per GPU", {"{{fleet}}": "phaseplane_goodput_requests_per_second_per_gpu{FLEET}"}, "reqps",
@@ -67,8 +67,8 @@ GOODPUT = Dashboard(
                 "completed": "phaseplane_throughput_requests_per_second{FLEET}",
                 "arrived": "rate(phaseplane_arrivals_total{FLEET}[WINDOW])",
             }, "reqps", 12),
-            Panel("Attainment by class", {
-                "{{class}}": "phaseplane:attainment:5m{FLEET}",
+            Panel("Attainment by class and model", {
+                "{{class}}, {{model}}": "phaseplane:attainment:5m{FLEET}",
                 "since start": "phaseplane_slo_attainment{FLEET}",
             }, "percentunit", 12),
         )),

@@ -29,7 +29,7 @@ def test_every_series_is_named_and_no_other() -> None:
     desk.begin(1.0)
     found = {name for name in Readings(desk).take(1.0) if not name.startswith("class.")}
     assert found - named == set()
-    of_others = {name for name in named if name.startswith((".", "class.", "instance."))}
+    of_others = {name for name in named if name.startswith((".", "class.", "model.", "instance."))}
     assert named - of_others <= found | ONLY_WITH_TRAFFIC
     suffixes = {name.rpartition(".")[2] for name in of_others}
     assert suffixes == INSTANCE | CLASS | {name for name in ONLY_WITH_TRAFFIC if name.startswith(("ttft", "tpot"))}

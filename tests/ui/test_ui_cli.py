@@ -13,7 +13,7 @@ import pytest
 from ui_fakes import Fake, a_fleet, a_plan
 from ui_kit import closed_port
 
-from transfer.api import KvView, Prediction
+from transfer.api import KvView, ModelView, Prediction, Quantiles
 from ui import cli
 from ui.rebalance import shapes
 
@@ -139,6 +139,35 @@ def test_status_table_has_every_instance(run, fleet: Fake):
     assert ran.code == 0
     for word in ("1P1D", "cpu-0", "cpu-1", "decode", "90.0%", "Objectives are met."):
         assert word in ran.out
+
+
+def test_status_says_what_is_missed_now_and_where_the_time_is_lost(run, fleet: Fake):
+    fleet.fleet = msgspec.structs.replace(
+        fleet.fleet,
+        recent_attainment=0.4,
+        missed_by={"tpot": 9, "ttft": 2},
+        bottleneck="queue",
+        stages_s={"queue": 1.0},
+    )
+    said = run("status", "--url", fleet.url).out
+    assert "attainment 40.0%; since start: attainment 90.0%" in said
+    assert "objectives missed in the last 60 s, requests: TPOT 9, TTFT 2" in said
+    assert "bottleneck among them, until the first token: queue, waiting for compute" in said
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, missed_by={"tpot": 9})
+    said = run("status", "--url", fleet.url).out
+    assert "their first token came in time, so it is decode that is too slow" in said
+    assert "bottleneck" not in said
+
+
+def test_status_says_which_of_several_models_misses(run, fleet: Fake):
+    assert "goodput, last" not in run("status", "--url", fleet.url).out, "of one model"
+    two = (ModelView(name="tiny", good=9, total=9, attainment=1.0), ModelView(name="big", good=1, total=4,
+           attainment=0.25, recent_per_s=0.5, ttft_s=Quantiles(p50=3.0, p90=4.0, p99=5.0)))  # fmt: skip
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, by_model=two)
+    lines = run("status", "--url", fleet.url).out.splitlines()
+    row = next(line for line in lines if line.startswith("big")).split()
+    assert row[:4] == ["big", "1", "4", "25.0%"]
+    assert row[-1] == "0.50/s"
 
 
 def test_status_says_what_predictions_of_an_instance_are_worth(run, fleet: Fake):
@@ -268,7 +297,10 @@ def test_dry_run_applies_nothing(run, fleet: Fake):
     ran = run("rebalance", "1P2D", "--dry-run", "--url", fleet.url, "--timeout", "2")
     assert ran.code == 0
     assert "prefill queue grows" in ran.out
-    assert [path for path, _ in fleet.asked] == ["POST /v1/plans"]
+    table = [line.split() for line in ran.out.splitlines()]
+    assert ["before", "predicted", "measured"] in table
+    assert ["goodput", "1.50/s", "2.00/s", "(1.00", "to", "3.00)", "-"] in table
+    assert [path for path, _ in fleet.asked] == ["GET /v1/fleet", "POST /v1/plans"]
 
 
 def test_a_shape_of_another_size_is_told_what_is_possible(run, fleet: Fake):

@@ -11,6 +11,7 @@ from ui import figures, looks
     ("made", "read"),
     [
         (figures.seconds(None), "-"), (figures.seconds(0.0123), "12.3 ms"), (figures.seconds(1.234), "1.23 s"),
+        (figures.excess(1e-5), "<0.1 ms"), (figures.excess(0.0003), "0.3 ms"),
         (figures.share(0.98765), "98.8%"), (figures.share(None), "-"), (figures.signed_share(0.184), "+18%"),
         (figures.span(45), "45 s"), (figures.span(720), "12 min"), (figures.span(9000), "2.5 h"),
         (figures.span(200_000), "2.3 d"), (figures.per_s(1.234), "1.23/s"), (figures.per_gpu(0.1236), "0.124/s"),

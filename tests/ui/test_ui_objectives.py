@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 
@@ -24,6 +25,15 @@ def test_it_sets_one_class_against_the_version_it_saw(run, fleet):
     assert body["classes"] == {"default": {"ttft_s": 1.0, "tpot_s": 0.05, "e2e_s": 30.0}}
     found = json.loads(run("objectives", "default", "none", "--json", "--url", fleet.url).out)
     assert found["classes"][0]["slo"] is None
+
+
+def test_status_says_since_when_a_class_is_counted_anew(run, fleet):
+    said = "objectives of default changed 20 s ago: its good, total, attainment and goodput count from then on"
+    assert said not in run("status", "--url", fleet.url).out
+    (one,) = fleet.fleet.classes
+    changed = msgspec.structs.replace(one, judged_for_s=20.0)
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, classes=(changed,))
+    assert said in run("status", "--url", fleet.url).out
 
 
 @pytest.mark.parametrize("text", ["ttft=1", "ttft=0,tpot=1", "other=ttft=1,tpot=1", "fast", ""])

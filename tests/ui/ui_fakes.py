@@ -108,10 +108,10 @@ def a_kv_detail() -> KvDetail:
 
 def an_autopilot(**changes: Any) -> AutopilotView:
     line = "move n3 P->D: +18 %, 80 % interval 12 to 23, about 6 s"
+    look = Evaluation(ago_s=2.0, model="tiny", code="advise", line=line, moves={"n3": "decode"}, gain=0.18)
     view = AutopilotView(
-        mode="advise", rule="every 3 s it asks", line=line,
+        mode="advise", rule="every 3 s it asks", line=line, evaluations=(look,), shown=look,
         settings=AutopilotSettings(every_s=3.0, window_s=60.0, rest_s=15.0, floor=1, max_moves=None, pin_s=3600.0),
-        evaluations=(Evaluation(ago_s=2.0, model="tiny", code="advise", line=line, moves={"n3": "decode"}, gain=0.18),),
         pins=(PinView(subject="cpu-0", who="alice", left_s=90.0, why="a test"),),
         score=ScoreView(num=1, bias=-0.02, error=0.09, moves=(
             ScoredMove(plan_id="plan-1", actor="autopilot", change="2P1D to 1P2D", predicted=0.9, expected=0.88,
@@ -131,6 +131,11 @@ class Fake:
     autopilot: AutopilotView = field(default_factory=an_autopilot)
     looks: list[LookRow] = field(default_factory=list)
     deltas: tuple[LiveFrame, ...] = ()
+    series: SeriesView = field(
+        default_factory=lambda: SeriesView(step_s=1.0, times=(100, 101), series={"kv_use": Column(last=(0.5, None))})
+    )
+    series_names: tuple[str, ...] = ()
+    """Answered where no names are asked for."""
     plan_refusal: str = ""
     web_status: int = 0
     """Every answer is a page of this status, as of a server that is no fleet."""
@@ -247,7 +252,7 @@ class Fake:
 
     async def _series(self, request: web.Request) -> web.Response:
         self.asked[-1] = (f"GET {request.path_qs}", None)
-        return answer(SeriesView(step_s=1.0, times=(100, 101), series={"kv_use": Column(last=(0.5, None))}))
+        return answer(self.series if "names" in request.query else SeriesView(step_s=1.0, names=self.series_names))
 
     async def _kv(self, _: web.Request) -> web.Response:
         return answer(a_kv_detail())

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from transfer.errors import InvalidValue
+from transfer.said import Said, say
 from transfer.traces.lines import read_mooncake, read_own
 from transfer.traces.request import TraceRequest
 from transfer.traces.tables import AZURE_COLUMNS, BURSTGPT_COLUMNS, read_azure, read_burstgpt
@@ -29,7 +30,7 @@ class Trace(NamedTuple):
 
     requests: list[TraceRequest]
     format: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[Said, ...] = ()
 
 
 def _read_vllm_lines(texts: Iterable[str], path: Path) -> Iterable[TraceRequest | None]:
@@ -85,7 +86,7 @@ def read_trace_file(path: Path, format: str | None = None) -> Trace:
     if first != 0:
         requests = [replace(request, at_s=request.at_s - first) for request in requests]
     failed = len(rows) - len(requests)
-    notes = (f"{failed} of {len(rows)} requests of the trace had failed and are left out",) if failed else ()
+    notes = (say("trace.failed", num=failed, total=len(rows)),) if failed else ()
     return Trace(requests, name, notes)
 
 

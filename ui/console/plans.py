@@ -12,7 +12,7 @@ from ui import figures, looks
 from ui.console.frame import Frame, show
 from ui.console.markup import Column, join, table, tag
 from ui.console.views import role_badge, role_name
-from ui.insight import risk_texts
+from ui.insight import present, risk_texts
 from ui.rebalance import MEASURE_S
 from ui.words import Words
 
@@ -36,7 +36,7 @@ def effect_table(plan: Plan, fleet: FleetState | None, say: Words) -> Markup:
     before, after = plan.predicted, plan.measured or Prediction()
     sides = [("term.predicted", before), ("term.measured", after)]
     if fleet is not None:
-        sides.insert(0, ("console.now", _now(fleet)))
+        sides.insert(0, ("console.now", present(fleet)))
     interval = figures.NONE
     if before.goodput_low is not None and before.goodput_high is not None:
         interval = f"{figures.per_s(before.goodput_low)} \u2026 {figures.per_s(before.goodput_high)}"
@@ -122,14 +122,3 @@ def short_moves(plan: Plan) -> str:
         f"{step.instance_id} {looks.role(step.from_role).sign}\u2192{looks.role(step.to_role).sign}"
         for step in plan.steps
     )
-
-
-def _now(fleet: FleetState) -> Prediction:
-    """As it is, in the terms of a prediction; percentiles of the class with most requests, since they are never
-    averaged."""
-    busiest = max(fleet.classes, key=lambda one: one.recent_total, default=None)
-    return Prediction(
-        goodput_per_s=fleet.goodput.per_s, goodput_per_gpu=fleet.goodput.per_gpu, attainment=fleet.recent_attainment,
-        ttft_p50_s=None if busiest is None else busiest.ttft_s.p50,
-        tpot_p50_s=None if busiest is None else busiest.tpot_s.p50,
-    )  # fmt: skip

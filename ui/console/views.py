@@ -7,14 +7,14 @@ from zlib import crc32
 
 from markupsafe import Markup
 
-from transfer.api import AuditRow, ClassView, FleetState, InstanceView
+from transfer.api import AuditRow, ClassView, FleetState, InstanceView, ModelView
 from transfer.terms import Slo
 from ui import figures, looks
 from ui.console import charts
 from ui.console.broadcast import Drawn, Scene
 from ui.console.markup import Column, folded, join, table, tag
 from ui.console.trail import SPAN_S
-from ui.insight import Trouble, VerdictKind, stage_shares, verdict
+from ui.insight import Trouble, VerdictKind, over_text, stage_shares, verdict, with_changes
 from ui.words import Words, words
 
 ACTS = ("apply", "undo", "failed", "cordon", "drain", "resume", "autopilot", "pin", "unpin", "objectives")
@@ -47,11 +47,13 @@ def verdict_text(scene: Scene, say: Words) -> tuple[VerdictKind, str]:
     found = verdict(fleet, TARGET)
     if found.kind == "degraded":
         trouble = say.say("console.list_join").join(_trouble(one, say) for one in found.troubles)
-        return "degraded", say.say("verdict.degraded", trouble=trouble)
-    if found.kind == "idle":
-        return "idle", say.say("verdict.idle", window=figures.span(fleet.goodput.window_s))
-    attainment, target = figures.share(found.attainment), figures.share(TARGET)
-    return found.kind, say.say(f"verdict.{found.kind}", attainment=attainment, target=target)
+        text = say.say("verdict.degraded", trouble=trouble)
+    elif found.kind == "idle":
+        text = say.say("verdict.idle", window=figures.span(fleet.goodput.window_s))
+    else:
+        attainment, target = figures.share(found.attainment), figures.share(TARGET)
+        text = say.say(f"verdict.{found.kind}", attainment=attainment, target=target)
+    return found.kind, with_changes(text, fleet, say)
 
 
 def role_badge(role: str, say: Words) -> Markup:
@@ -95,7 +97,8 @@ def stages(state: FleetState, say: Words) -> Markup:
     columns = [Column(say.say("console.stage")), Column(say.say("term.time"), True), Column("%", True)]
     rows = [(stage_name(n, say), figures.seconds(spent), figures.share(s)) for n, spent, s in shares]
     data = folded(say.say("console.as_table"), table(columns, rows, title))
-    return join([heading, charts.bar(parts, title), keys, data])
+    over = over_text(state, say)
+    return join([heading, tag("p", over) if over else None, charts.bar(parts, title), keys, data])
 
 
 def classes(views: tuple[ClassView, ...], say: Words) -> Markup:
@@ -117,6 +120,23 @@ def classes(views: tuple[ClassView, ...], say: Words) -> Markup:
         for one in views
     ]  # fmt: skip
     return table(columns, rows, say.say("console.overview.classes_title"))
+
+
+def models(views: tuple[ModelView, ...], say: Words) -> Markup:
+    """Which of several models misses, over all classes, in the window."""
+    columns = [
+        Column(say.say("term.model")), Column(say.say("term.attainment"), True), Column(say.say("term.goodput"), True),
+        *(Column(title, True) for title in ("TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90")),
+    ]  # fmt: skip
+    rows = [
+        (
+            one.name, figures.share(one.recent_good / one.recent_total if one.recent_total else None),
+            figures.per_s(one.recent_per_s), figures.seconds(one.ttft_s.p50), figures.seconds(one.ttft_s.p90),
+            figures.seconds(one.tpot_s.p50), figures.seconds(one.tpot_s.p90),
+        )
+        for one in views
+    ]  # fmt: skip
+    return table(columns, rows, say.say("console.traffic.models"))
 
 
 def objectives(slo: Slo | None, say: Words) -> str:

@@ -118,6 +118,9 @@ class TopApp(App[None]):
         body = base.query_one("#body", Canvas)
         body.show(self._panel.draw(self.pen, self.picture, width, body.size.height or height - NUM_HEAD_LINES - 1))
         base.query_one("#foot", Canvas).show([self._bottom(width)])
+        self._look_at(self._panel.chosen if self._panel.name == "instances" else None)
+        if isinstance(self.screen, Read) and self.screen.is_mounted:
+            self.screen.redraw()
         self.flows.refresh()
 
     # --- keys ---------------------------------------------------------------------------------------------------
@@ -137,15 +140,16 @@ class TopApp(App[None]):
         self.action_step(by * self._panel.page)
 
     def action_open(self) -> None:
-        """The chosen row in full; on the overview, the instances."""
-        if self._panel.name == "overview":
+        """The chosen row in full, an instance as it goes on; on the overview, the instances."""
+        panel, taken = self._panel, self.picture
+        if panel.name == "overview":
             self.action_panel("instances")
             return
-        lines = self._panel.detail(self.pen, self.picture, 80)
-        if lines:
-            panel, picture = self._panel, self.picture
+        panel.step(0)
+        if panel.detail(self.pen, taken, 80):
             title = self.pen.say(f"tui.panel.{panel.name}")
-            self.push_screen(Read(self.pen, title, lambda width: panel.detail(self.pen, picture, width)))
+            self.push_screen(Read(self.pen, title, lambda width: panel.detail(
+                self.pen, self.picture if panel.name == "instances" else taken, width)))  # fmt: skip
 
     def action_leave(self) -> None:
         """Out of the filter, then back to the overview."""
@@ -258,6 +262,12 @@ class TopApp(App[None]):
 
     def _taken(self) -> Picture:
         return self.session.picture(replace(self._basis, mode=self._time.mode), self._time.at_s)
+
+    def _look_at(self, instance_id: str | None) -> None:
+        """Have the past of this instance asked for."""
+        if instance_id != self.session.instance:
+            self.session.instance = instance_id
+            self.session.ask_now()
 
     def _announce(self) -> None:
         """Say a new verdict once."""

@@ -18,13 +18,15 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 @dataclass(frozen=True, slots=True)
 class Curve:
     """values: one for each column of dots (`num_columns`), None where nothing is known. A filled curve is an area, the
-    other one a line, so that two of them are told apart without colour; mark is its ASCII character."""
+    other one a line, so that two of them are told apart without colour; mark is its ASCII character. floor: for each
+    value the lower one that a line is drawn from."""
 
     values: Values
     tone: Tone
     mark: str
     filled: bool = False
     dotted: bool = False
+    floor: Values | None = None
 
 
 def num_columns(width: int, ascii: bool) -> int:
@@ -69,9 +71,11 @@ def chart(curves: Sequence[Curve], width: int, height: int, top: float, ascii: b
             if value is None or (curve.dotted and column % 4):
                 before = None
                 continue
-            level = min(height * rows - 1, max(0, round(value / top * (height * rows - 1))))
+            level = _level(value, top, height * rows)
             nothing = curve.filled and value <= 0
             low = 0 if curve.filled else min(level, level if before is None else before)
+            if curve.floor is not None and (least := curve.floor[column]) is not None:
+                low = min(low, _level(least, top, height * rows))
             for dot in range(low, max(level, low if before is None or curve.filled else before) + 1):
                 y, x = height - 1 - dot // rows, column // columns
                 if nothing or x >= width:
@@ -111,6 +115,11 @@ def stacked(parts: Sequence[tuple[float, Tone, str]], width: int, ascii: bool) -
             spans.append(Span(sign + ("-" if ascii else "━") * (until - at - 1), tone))
         at = max(at, until)
     return tuple(spans)
+
+
+def _level(value: float, top: float, num: int) -> int:
+    """The row of dots from 0 to num - 1."""
+    return min(num - 1, max(0, round(value / top * (num - 1))))
 
 
 def _spans(characters: Sequence[str], tones: Sequence[Tone]) -> Line:

@@ -206,19 +206,19 @@ class Read(Dialog[None]):
             yield Canvas(self._pen.ascii)
 
     def on_resize(self, _: events.Resize) -> None:
-        self.call_after_refresh(self._redraw)
+        self.call_after_refresh(self.redraw)
 
     def on_mount(self) -> None:
-        self.call_after_refresh(self._redraw)
+        self.call_after_refresh(self.redraw)
 
     def action_close(self) -> None:
         self.dismiss(None)
 
     def action_scroll(self, by: int) -> None:
         self._top = max(0, self._top + by)
-        self._redraw()
+        self.redraw()
 
-    def _redraw(self) -> None:
+    def redraw(self) -> None:
         canvas = self.query_one(Canvas)
         lines = self._draw(canvas.size.width)
         self._top = max(0, min(self._top, len(lines) - canvas.size.height))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from transfer.api import FleetState
 from ui import looks
 from ui.feed import STALE_S
 from ui.figures import money, per_gpu, per_s, share, span
-from ui.insight import Trouble, Verdict
+from ui.insight import Trouble, Verdict, with_changes
 from ui.tui.lines import BLANK, Line, Span, Tone, cells, fit, line, spaced, wrap
 from ui.tui.model import Picture, cost_per_hour
 from ui.tui.pen import VERDICT_TONES, Pen
@@ -42,13 +43,16 @@ def verdict_line(pen: Pen, picture: Picture) -> Line:
 
 def verdict_sentence(pen: Pen, picture: Picture, found: Verdict) -> str:
     """Are objectives met, in a sentence."""
+    if picture.fleet is None:
+        return pen.say("app.never")
     if found.kind == "stale":
-        if picture.fleet is None:
-            return pen.say("app.never")
         return pen.say("app.stale", age=span(picture.age_s))
+    return with_changes(_quality(pen, picture, picture.fleet, found), picture.fleet, pen.words)
+
+
+def _quality(pen: Pen, picture: Picture, fleet: FleetState, found: Verdict) -> str:
     if found.kind == "idle":
-        window_s = 60.0 if picture.fleet is None else picture.fleet.goodput.window_s
-        return pen.say("verdict.idle", window=span(window_s))
+        return pen.say("verdict.idle", window=span(fleet.goodput.window_s))
     if found.kind == "degraded":
         said = [trouble_text(pen, one) for one in found.troubles]
         if found.attainment is not None:

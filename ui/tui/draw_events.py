@@ -96,7 +96,7 @@ def look_grid(pen: Pen, view: AutopilotView) -> Grid:
     )  # fmt: skip
     rows = [
         Row(str(number), (
-            figure(span(one.ago_s), one.ago_s), text(pen.name("tui.look", one.code)),
+            figure(span(one.ago_s), one.ago_s), text(pen.name("look", one.code)),
             figure(signed_share(one.gain), one.gain), text(one.model, "dim"), text(pen.sentence(one.said, one.line)),
         ))
         for number, one in enumerate(view.evaluations)

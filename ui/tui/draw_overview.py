@@ -7,18 +7,15 @@ from collections import Counter
 from transfer.api import FleetState, Goodput, InstanceView
 from ui import looks
 from ui.figures import per_s, seconds, share, short_count, span
-from ui.insight import stage_shares
+from ui.insight import over_text, stage_shares
 from ui.tui.charts import Curve, chart, nice_top, num_columns, sampled, stacked
 from ui.tui.draw_instances import instance_grid
+from ui.tui.draw_past import GUTTER, HOLD_S, SPAN_S, axis, with_scale
 from ui.tui.grid import Grid, Head, Row, drawn, figure, text
 from ui.tui.lines import BLANK, Line, Span, Tone, beside, fit, line, pad, spaced
 from ui.tui.model import Picture
 from ui.tui.pen import ROLE_TONES, STAGE_TONES, STATE_TONES, Pen
 
-SPAN_S = 600.0
-HOLD_S = 15.0
-"""How long a point stands for the time after it: the past is told every ten seconds."""
-GUTTER = 6
 WIDE = 100
 MIN_CHART, MAX_CHART = 3, 18
 
@@ -68,8 +65,8 @@ def goodput_chart(pen: Pen, picture: Picture, width: int, height: int) -> list[L
         (Span(filled, "goodput"), Span(f" {pen.say('term.goodput')} {per_s(now.per_s)}")),
         (Span(drawn_line, "throughput"), Span(f" {pen.say('term.throughput')} {per_s(now.throughput_per_s)}")),
     ])  # fmt: skip
-    scaled = _with_scale(chart(curves, columns, height, top, pen.ascii), f"{top:g}", "0")
-    return [title, *scaled, _axis(pen, picture, width)]
+    scaled = with_scale(chart(curves, columns, height, top, pen.ascii), f"{top:g}", "0")
+    return [title, *scaled, axis(pen, picture, width)]
 
 
 def attainment_chart(pen: Pen, picture: Picture, width: int, height: int) -> list[Line]:
@@ -84,8 +81,8 @@ def attainment_chart(pen: Pen, picture: Picture, width: int, height: int) -> lis
         (Span(pen.say("term.attainment")), Span(f" {share(now)}", "bold")),
         (Span("." if pen.ascii else "⠄⠄", "objective"), Span(f" {aim}", "dim")),
     ])  # fmt: skip
-    scaled = _with_scale(chart(curves, columns, height, 1.0, pen.ascii), "100%", "0%")
-    return [title, *scaled, _axis(pen, picture, width)]
+    scaled = with_scale(chart(curves, columns, height, 1.0, pen.ascii), "100%", "0%")
+    return [title, *scaled, axis(pen, picture, width)]
 
 
 def stage_lines(pen: Pen, fleet: FleetState, width: int) -> list[Line]:
@@ -102,8 +99,9 @@ def stage_lines(pen: Pen, fleet: FleetState, width: int) -> list[Line]:
         for name, _, part in named if part >= 0.005
     ])  # fmt: skip
     worst = pen.name("stage", named[0][0])
+    lost = pen.say("tui.overview.stages", stage=worst, share=f"{named[0][2]:.0%}")
     return [
-        line(pen.say("tui.overview.stages", stage=worst, share=f"{named[0][2]:.0%}"), "title"),
+        spaced([line(said, "title") for said in (over_text(fleet, pen.words), lost) if said]),
         bar,
         fit(legend, width),
     ]
@@ -174,26 +172,3 @@ def _values(pen: Pen, picture: Picture, name: str, columns: int) -> list[float |
     points = picture.points
     num = num_columns(columns, pen.ascii)
     return [*sampled(points.times, points.values[name], picture.at_s - SPAN_S, picture.at_s, num, HOLD_S)]
-
-
-def _with_scale(lines: list[Line], top: str, bottom: str) -> list[Line]:
-    last = len(lines) - 1
-    return [
-        (Span(pad({0: top, last: bottom}.get(index, ""), GUTTER - 1, right=True) + " ", "dim"), *spans)
-        for index, spans in enumerate(lines)
-    ]
-
-
-def _axis(pen: Pen, picture: Picture, width: int) -> Line:
-    """Begin and end of the time shown, and marks where roles changed."""
-    columns = width - GUTTER
-    begin, end = pen.clock(picture.at_s - SPAN_S)[:5], pen.clock(picture.at_s)
-    middle = columns - len(begin) - len(end)
-    marks = [" "] * max(0, middle)
-    changed = [one.at_s for one in picture.happenings if one.kind in ("role", "xpyd")]
-    changed += [row.at_s for row in picture.audit if row.action == "done"]
-    for at_s in changed:
-        place = round((at_s - picture.at_s + SPAN_S) / SPAN_S * columns) - len(begin)
-        if 0 <= place < len(marks):
-            marks[place] = "^" if pen.ascii else "▲"
-    return (Span(" " * GUTTER), Span(begin, "dim"), Span("".join(marks), "warn"), Span(end, "dim"))

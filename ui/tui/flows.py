@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from textual.screen import Screen
 
-from transfer.api import ApplyRequest, HoldAction, InstanceView, Plan, PlanRequest, Prediction
+from transfer.api import ApplyRequest, HoldAction, InstanceView, Plan, PlanRequest
 from transfer.autopilot import AutopilotMode, AutopilotRequest, AutopilotView, PinRequest
 from ui import rebalance
 from ui.client import FleetClient
 from ui.errors import CliError
 from ui.feed import STALE_S
 from ui.figures import span
-from ui.insight import ENGINES, advised, last_done, other_roles, refusal_text
+from ui.insight import ENGINES, advised, last_done, other_roles, present, refusal_text
 from ui.tui.dialogs import Ask, Choice, Confirm, Option, PlanDialog
 from ui.tui.draw_plan import plan_lines
 from ui.tui.lines import Line, Tone, line, wrap
@@ -263,7 +263,8 @@ class Flows:
         dialog, plan, pen, error = self._dialog, self._host.plan, self._host.pen, self._error
         if dialog is None or not dialog.is_mounted:
             return
-        now = present(self._host.picture)
+        fleet = self._host.picture.fleet
+        now = None if fleet is None else present(fleet)
 
         def draw(width: int) -> list[Line]:
             found = plan_lines(pen, plan, width, now) if plan is not None else []
@@ -310,16 +311,3 @@ def autopilot_ways(
     for subject in pinned:
         ways[pen.say("tui.autopilot.do_unpin", subject=subject)] = partial(client.unpin, subject)
     return ways
-
-
-def present(picture: Picture) -> Prediction | None:
-    """What is measured of the fleet as it is, in the form of a prediction."""
-    fleet = picture.fleet
-    if fleet is None:
-        return None
-    chosen = max(fleet.classes, key=lambda one: one.recent_total, default=None)
-    return Prediction(
-        goodput_per_s=fleet.goodput.per_s, attainment=fleet.recent_attainment, goodput_per_gpu=fleet.goodput.per_gpu,
-        ttft_p50_s=chosen.ttft_s.p50 if chosen is not None else None,
-        tpot_p50_s=chosen.tpot_s.p50 if chosen is not None else None,
-    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from transfer.api import AuditRow, FleetState, Plan, RequestRecord
 from transfer.autopilot import AutopilotView
-from transfer.screens import KvDetail
+from transfer.screens import KvDetail, SeriesView
 from ui.feed import STALE_S
 from ui.insight import GONE, Verdict, verdict
 from ui.tui.tape import Happening, Points
@@ -39,6 +39,8 @@ class Picture:
     audit: Sequence[AuditRow] = ()
     kv: KvDetail | None = None
     autopilot: AutopilotView | None = None
+    past: SeriesView | None = None
+    """Of the instance that was chosen last."""
     plan: Plan | None = None
     """The one this session follows or has carried out last."""
 

@@ -9,6 +9,7 @@ from ui.tui.draw_events import autopilot_head, event_detail, event_grid, look_gr
 from ui.tui.draw_instances import instance_detail, instance_grid
 from ui.tui.draw_kv import kv_lines
 from ui.tui.draw_overview import overview
+from ui.tui.draw_past import instance_past
 from ui.tui.draw_requests import request_detail, request_grid
 from ui.tui.grid import Grid, Order, arranged, drawn, shown_columns
 from ui.tui.lines import BLANK, Line, beside, line, wrap
@@ -69,7 +70,8 @@ class Panel:
             return []
         if self.name == "instances":
             views = [view for view in picture.fleet.instances if view.id == self.chosen]
-            return instance_detail(pen, views[0], width) if views else []
+            past = instance_past(pen, picture, self.chosen, width)
+            return [*instance_detail(pen, views[0], width), *past] if views else []
         if self.name == "requests":
             records = [record for record in picture.records if record.request_id == self.chosen]
             return request_detail(pen, records[0], width) if records else []

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 import msgspec
 
 from transfer.api import LiveFrame
+from transfer.screens import SeriesView
 from ui.client import FleetClient
 from ui.errors import CliError
 from ui.feed import Feed
 from ui.sse import Event
+from ui.tui.draw_past import of_instance
 from ui.tui.model import Picture
 from ui.tui.recording import ANSWERS, FRAME, Recorder
 from ui.tui.tape import CURVES, Tape
@@ -23,17 +25,21 @@ from ui.tui.tape import CURVES, Tape
 POLL_S = 2.0
 PAST_S = 3600.0
 PAST_STEP_S = 3.0
+INSTANCE_S, INSTANCE_STEP_S = 2400.0, 5.0
+"""Of one instance: what may be gone back to in a session, and what a chart shows before it."""
 ROWS = 200
 _frames = msgspec.json.Decoder(LiveFrame)
 
 
 class Session(Protocol):
-    """client: None where nothing can be changed. wanted: the answers beside the feed that the screen shows now."""
+    """client: None where nothing can be changed. wanted: the answers beside the feed that the screen shows now;
+    instance: the one whose past it shows."""
 
     tape: Tape
     client: FleetClient | None
     url: str
     wanted: tuple[str, ...]
+    instance: str | None
 
     async def run(self) -> None: ...
 
@@ -76,9 +82,11 @@ class LiveSession:
         self.url = client.url
         self.feed = TapedFeed(client, self.tape, recorder)
         self.wanted: tuple[str, ...] = ()
+        self.instance: str | None = None
         self.problem = ""
         """Why an answer beside the feed did not come."""
         self._open, self._recorder = client, recorder
+        self._past: SeriesView | None = None
         self._revision = 0
         self._asked = asyncio.Event()
         self._ask: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -104,7 +112,7 @@ class LiveSession:
         shown_s, state = seen if seen is not None else (feed.at_s, feed.state)
         until = shown_s if at_s is None else at_s
         return _with_answers(replace(
-            basis, fleet=state, at_s=until, newest_s=feed.at_s, age_s=feed.age_s, url=self.url,
+            basis, fleet=state, at_s=until, newest_s=feed.at_s, age_s=feed.age_s, url=self.url, past=self._past,
             error=feed.error or (self._recorder.problem if self._recorder is not None else "") or self.problem,
         ), self.tape)  # fmt: skip
 
@@ -112,6 +120,9 @@ class LiveSession:
         while True:
             for name in ANSWERS if self._recorder is not None else self.wanted:
                 await self._take(name)
+            if self.instance is not None:
+                with contextlib.suppress(CliError):  # its curves stay as they were; the feed says what is wrong
+                    self._past = await self._open.series(of_instance(self.instance), -INSTANCE_S, INSTANCE_STEP_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._asked.wait()
@@ -147,6 +158,7 @@ class ReplaySession:
     url: str
     client: FleetClient | None = None
     wanted: tuple[str, ...] = ()
+    instance: str | None = None
 
     async def run(self) -> None:
         await asyncio.Event().wait()

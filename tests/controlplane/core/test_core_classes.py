@@ -74,6 +74,43 @@ def test_other_classes_keep_their_counts_and_objectives_may_come_and_go(rig: Rig
     assert finish(rig, "r1").record.good is None
 
 
+def test_goodput_is_a_rate_since_the_change_until_the_window_is_full_again(rig: Rig) -> None:
+    """One good request a second, before and after: the rate goes on, per GPU and per dollar too."""
+    number = 0
+
+    def second(**classes: float) -> None:
+        nonlocal number
+        rig.tick(1.0)
+        for traffic_class, ttft_s in classes.items():
+            number += 1
+            rig.decoding(f"r{number}", traffic_class=traffic_class)
+            rig.end(f"r{number}", ttft_s=ttft_s)
+
+    change(rig, batch=LAX)
+    for _ in range(100):
+        second(default=0.1, batch=0.1)
+    full = rig.core.state(rig.now).goodput
+    assert full.per_s == pytest.approx(2.0, rel=0.02)
+    assert row(rig).judged_for_s is None
+    change(rig, default=STRICT)
+    assert row(rig).judged_for_s == 0
+    for _ in range(20):
+        second(default=0.1, batch=0.1)
+    state = rig.core.state(rig.now)
+    assert (row(rig).judged_for_s, row(rig, "batch").judged_for_s) == (20, 120)
+    for name in ("per_s", "per_gpu", "tokens_per_s", "cost_per_good", "throughput_per_s"):
+        assert getattr(state.goodput, name) == pytest.approx(getattr(full, name), rel=0.06), name
+    assert state.goodput_10s.per_s == pytest.approx(2.0, rel=0.01)
+    assert (row(rig).recent_good, row(rig).recent_per_s) == (20, pytest.approx(1.0, rel=0.01))
+    found = rig.core.readings(rig.now)
+    assert found["class.default.goodput_per_s"] == row(rig).recent_per_s
+    assert found["class.batch.goodput_per_s"] == pytest.approx(1.0, rel=0.02)
+    for _ in range(60):
+        second(default=0.5, batch=0.1)
+    assert rig.core.state(rig.now).goodput.per_s == pytest.approx(1.0, rel=0.02)
+    assert (row(rig).recent_good, row(rig).judged_for_s) == (0, 80)
+
+
 def test_one_row_of_the_audit_for_each_class_says_before_and_after(rig: Rig) -> None:
     effects = change(rig, default=STRICT, batch=Slo(10.0, 1.0, 60.0))
     rows = [one.row for one in those(effects, Audit)]
@@ -108,6 +145,7 @@ def test_the_next_life_goes_on_unless_the_settings_of_a_class_changed(rig: Rig) 
     later = Rig()
     effects = later.do(ClassesRestored(state=state))
     assert (row(later).slo, row(later, "batch").slo, effects) == (STRICT, STRICT, [])
+    assert row(later).judged_for_s is None, "nothing was judged by others in this life"
     other = Rig(config(classes={"default": Slo(1.0, 0.1), "batch": None, "chat": LAX}))
     other.do(ClassesRestored(state=state))
     assert [one.slo for one in other.core.classes().classes] == [Slo(1.0, 0.1), STRICT, LAX]

@@ -65,11 +65,11 @@ def test_looks_that_say_the_same_are_one_row_with_a_count() -> None:
     world = World("2P2D", lambda now: CALM, config(autopilot="advise"))
     rows = [one.row for one in told(world, 150) if isinstance(one, Looked)]
     last: dict[str, LookRow] = {row.look_id: row for row in rows}
-    assert sum(row.num for row in last.values()) > 50 - 20, "but for the last few"
+    assert sum(row.num for row in last.values()) > 100 - 20, "but for the last few"
     assert len(rows) < 8
-    assert {row.code for row in rows} == {"quiet", "met"}
-    assert len(last) == 2, "the requests that it waits for are numbers only"
+    assert {row.code for row in rows} == {"measuring", "met"}
+    assert len(last) == 2, "the seconds that it takes yet are numbers only"
     counts = [row.num for row in rows if row.code == "met"]
     assert counts == sorted(counts)
-    assert rows[-1].began_at == -3.0 * (rows[-1].num - 1)
+    assert rows[-1].began_at == -1.5 * (rows[-1].num - 1)
     assert rows[-1].ended_at == 0.0

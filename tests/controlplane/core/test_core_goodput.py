@@ -43,6 +43,34 @@ def test_good_means_finished_within_every_objective(changes: dict[str, object], 
     assert record(**changes).good is good
 
 
+def test_each_model_has_its_own_goodput_in_the_same_classes() -> None:
+    core = GoodputCore({"default": SLO, "batch": None})
+    core.finished(record("a", model="slow", ttft_s=3.0), {}, 1.0)
+    core.finished(record("b", model="slow"), {}, 1.0)
+    core.finished(record("c", model="fast"), {}, 2.0)
+    core.finished(record("d", model="fast", traffic_class="batch"), {}, 2.0)
+    assert core.models(["fast"]) == ["fast", "slow"]
+    since_start, recent, per_s = core.of_model("slow", 11.0)
+    assert (since_start.good, since_start.total, recent.good, recent.total) == (1, 2, 1, 2)
+    assert per_s == pytest.approx(1 / 10.0), "over the time since the start"
+    assert recent.ttft_s.quantile(0.9) == pytest.approx(3.0, rel=0.02)
+    since_start, recent, _ = core.of_model("fast", 61.5)
+    assert (since_start.good, since_start.total, since_start.finished) == (1, 1, 2)
+    assert recent.finished == 2
+    _, recent, per_s = core.of_model("slow", 61.5)
+    assert (recent.finished, recent.total, per_s) == (0, 0, 0.0), "its second has left the window"
+    core.judge("default", Slo(ttft_s=9.0, tpot_s=9.0), 61.5)
+    since_start, recent, per_s = core.of_model("fast", 61.5)
+    assert (since_start.total, since_start.finished, recent.good, per_s) == (0, 2, 0, 0.0)
+    assert core.of_model("other", 61.5)[0].total == 0
+
+
+def test_one_model_alone_is_not_told_apart() -> None:
+    core = GoodputCore({"default": SLO})
+    core.finished(record(), {}, 1.0)
+    assert core.models(["m"]) == core.models([]) == []
+
+
 def test_an_end_to_end_objective_counts_when_set() -> None:
     slo = Slo(ttft_s=2.0, tpot_s=0.2, e2e_s=1.5)
     assert is_good(record(e2e_s=1.5), slo)
@@ -85,6 +113,20 @@ def test_windows_slide_by_completion_time() -> None:
     assert core.goodput(60, 400.0).throughput_per_s == 0.0
     assert core.windows[60].everything().ttft_s.count == 0
     assert core.by_class["default"].good == 90
+
+
+def test_objectives_that_were_missed_are_counted_each_and_slide_out() -> None:
+    core = GoodputCore({"default": SLO, "batch": None})
+    for missed in ({"tpot": 0.1}, {"tpot": 0.1, "ttft": 1.0}, {}):
+        core.finished(record(good=not missed, missed_by_s=missed), {}, 1.0)
+    core.finished(record(good=None, traffic_class="batch"), {}, 1.0)
+    core.finished(record(good=False, missed_by_s={"ttft": 1.0}, outcome="cancelled", ttft_s=0.1, e2e_s=0.2), {}, 1.0)
+    assert core.missed_by(2.0) == {"tpot": 2, "ttft": 1}, "a cancel that does not count is no miss"
+    core.judge("default", SLO)
+    assert core.missed_by(2.0) == {}
+    core.finished(record(good=False, missed_by_s={"e2e": 1.0}), {}, 3.0)
+    assert core.missed_by(62.0) == {"e2e": 1}
+    assert core.missed_by(63.0) == {}
 
 
 def test_a_young_window_is_as_long_as_the_uptime() -> None:
@@ -194,6 +236,13 @@ def test_the_bottleneck_is_the_stage_with_most_seconds_among_misses() -> None:
     assert next(iter(state.stages_s)) == "queue"
     assert state.stages_s["queue"] == pytest.approx(2.0, abs=0.01)
     assert "most time in queue" in state.verdict
+    assert state.missed_by == {"ttft": 1}
+    for request_id in ("r3", "r4"):
+        rig.decoding(request_id)
+        rig.end(request_id, ttft_s=0.1, tpot_s=1.5)
+    state = rig.core.state(rig.now)
+    assert state.missed_by == {"tpot": 2, "ttft": 1}
+    assert "most of those that miss are over TPOT, so decode is too slow" in state.verdict
 
 
 def test_everybody_behind_a_request_without_room_waits_for_room() -> None:

@@ -90,3 +90,27 @@ def test_the_autopilot_looks_at_each_model_by_itself() -> None:
     looks = rig.core.autopilot(rig.now).evaluations
     assert len(looks) >= 4
     assert {one.model for one in looks} == {"m", "n"}
+
+
+def test_operators_see_which_model_misses() -> None:
+    rig = two(classes={"default": Slo(ttft_s=2.0, tpot_s=0.1)})
+    for index, (model, ttft_s) in enumerate((("m", 0.5), ("m", 0.5), ("n", 0.5), ("n", 3.0))):
+        rig.decoding(f"r{index}", model=model)
+        rig.end(f"r{index}", ttft_s=ttft_s)
+    state, found = rig.core.state(rig.now), rig.core.readings(rig.now)
+    own, other = state.by_model
+    assert [(one.name, one.good, one.total, one.attainment) for one in state.by_model] == [
+        ("m", 2, 2, 1.0), ("n", 1, 2, 0.5),
+    ]  # fmt: skip
+    assert own.recent_per_s + other.recent_per_s == state.goodput.per_s
+    assert other.ttft_s.p90 is not None
+    assert other.ttft_s.p90 > 2.0 > (own.ttft_s.p90 or 9.0)
+    for one in state.by_model:
+        lead = f"model.{one.name}."
+        assert found[f"{lead}attainment"] == one.attainment
+        assert found[f"{lead}goodput_per_s"] == one.recent_per_s
+        assert found[f"{lead}ttft_p90_s"] == one.ttft_s.p90
+    alone = Rig()
+    alone.fleet("1P1D")
+    assert alone.core.state(alone.now).by_model == ()
+    assert not any(name.startswith("model.") for name in alone.core.readings(alone.now))

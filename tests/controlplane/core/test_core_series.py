@@ -77,6 +77,8 @@ def test_what_the_disk_kept_is_the_past_of_a_new_life() -> None:
     assert times == [T, T + 10, T + 20, T + 30, T + 40]
     assert column.last == (0.0, 1.0, 2.0, None, 9.0)
     assert column.high == (1.0, 2.0, 3.0, None, 9.0)
+    assert ask(book, "x", T, T + 45, 1) == (times, column), "of the life before there are no seconds"
+    assert ask(book, "x", T + 30, T + 45, 1)[0] == list(range(T + 30, T + 46))
 
 
 def test_both_rings_turn_over_and_stay_in_their_bounds() -> None:

@@ -136,7 +136,9 @@ def test_readings_are_those_of_the_fleet_state() -> None:
     assert (found["num_prefill"], found["num_decode"]) == (1, 2)
     assert {key.rpartition(".")[2]: value for key, value in found.items() if key.startswith("instance.d0.")} == {
         "num_running": 3, "num_waiting": 2, "kv_use": 0.25, "step_s": 0.03, "speed": 1.5,
+        "tpot_p50_s": next(one.tpot_p50_s for one in state.instances if one.id == "d0"),
     }  # fmt: skip
+    assert "instance.p0.tpot_p50_s" not in found, "nothing ended there"
     assert found["kv_use"] == pytest.approx(250 / 3000)
     assert found["pool_use"] == 0.0
     assert sum(found[f"stage.{name}_s"] for name in ("queue", "prefill", "transfer", "decode_admission", "decode")) == (

@@ -43,6 +43,7 @@ from controlplane.plane import Hooks, Plane, build
 from transfer.api import ActionView, AuditRow, FleetState, Goodput, InstanceView, Plan, Prediction, RequestRecord
 from transfer.autopilot import AutopilotSettings, AutopilotView, LookRow
 from transfer.classes import ClassesView, ClassSetting
+from transfer.said import say
 from transfer.screens import KvDetail
 from transfer.terms import FinishReason, Slo, TokenLogprob, unpack_tokens
 from transfer.wire.messages import Message, StepOutput, TokenItem
@@ -87,19 +88,23 @@ class FakeCore:
             case Ended():
                 return [Finished(record=record_of(self.specs[event.request_id], event))]
             case PlanWanted() | ApplyWanted() | HoldWanted() if self.refusal is not None:
-                return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
+                return [self._refused(event.ask_id)]
             case PlanWanted() | ApplyWanted():
                 return [PlanReady(ask_id=event.ask_id, plan=a_plan())]
             case HoldWanted():
                 view = next(one for one in self.fleet.instances if one.id == event.instance_id)
                 return [HoldReady(ask_id=event.ask_id, view=ActionView(instance=view, version=2, num_left=1))]
             case AutopilotWanted() | ClassesWanted() if self.refusal is not None:
-                return [PlanRefused(ask_id=event.ask_id, status=self.refusal[0], message=self.refusal[1])]
+                return [self._refused(event.ask_id)]
             case AutopilotWanted():
                 return [AutopilotReady(ask_id=event.ask_id, view=self.autopilot(now))]
             case ClassesWanted():
                 return [ClassesReady(ask_id=event.ask_id, view=self.classes())]
         return []
+
+    def _refused(self, ask_id: str) -> PlanRefused:
+        assert self.refusal is not None
+        return PlanRefused(ask_id=ask_id, status=self.refusal[0], said=say("text", text=self.refusal[1]))
 
     def state(self, now: float) -> FleetState:
         return self.fleet
@@ -204,7 +209,7 @@ async def front(config: Config | None = None) -> AsyncIterator[Front]:
     """A gateway for the emulated model called `m`."""
     config = config or Config(model=Model(name="m", engine="emulated", max_context=4096))
     core, archive, endpoint = FakeCore(), ListArchive(), SilentEndpoint()
-    metrics = GatewayMetrics(config.served_name, config.core.classes)
+    metrics = GatewayMetrics(config.served_name, config.core.classes, [config.served_name])
 
     def finished(record: RequestRecord) -> None:
         archive.records.append(record)

@@ -15,8 +15,10 @@ from controlplane.config import Config, Model, Server, TrafficClass
 from controlplane.core.events import ApplyWanted
 from controlplane.gateway.health import missing_role
 from controlplane.gateway.live import MAX_FRAMES_KEPT, MAX_FRAMES_QUEUED, LiveFeed, difference
+from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.prometheus import Histogram, number, sample
 from transfer.api import AuditRow, FleetState, LiveFrame, Plan, RequestRecord
+from transfer.terms import Slo
 from ui.feed import fold
 
 VLLM = (
@@ -221,13 +223,13 @@ async def test_metrics_text_has_every_promised_name_and_objectives_as_boundaries
         assert any(re.match(rf"{name}(_bucket)?\{{.*model_name=\"m\"", line) for line in lines), name
     for line in (
         "phaseplane_orphaned_kv_blocks 0",
-        'phaseplane_requests_total{class="chat",outcome="ok"} 2',
-        'phaseplane_good_requests_total{class="chat"} 2',
+        'phaseplane_requests_total{class="chat",model="m",outcome="ok"} 2',
+        'phaseplane_good_requests_total{class="chat",model="m"} 2',
         "phaseplane_placements_total 3",
-        'phaseplane_ttft_seconds_bucket{class="chat",le="1.234"} 2',
-        'phaseplane_ttft_seconds_bucket{class="batch",le="+Inf"} 0',
-        'phaseplane_tpot_seconds_bucket{class="chat",le="0.0567"} 2',
-        'phaseplane_e2e_seconds_bucket{class="chat",le="77.7"} 2',
+        'phaseplane_ttft_seconds_bucket{class="chat",model="m",le="1.234"} 2',
+        'phaseplane_ttft_seconds_bucket{class="batch",model="m",le="+Inf"} 0',
+        'phaseplane_tpot_seconds_bucket{class="chat",model="m",le="0.0567"} 2',
+        'phaseplane_e2e_seconds_bucket{class="chat",model="m",le="77.7"} 2',
         'vllm:prompt_tokens_total{engine="fleet",model_name="m"} 6',
         'vllm:generation_tokens_total{engine="fleet",model_name="m"} 8',
         'vllm:prefix_cache_hits_total{engine="fleet",model_name="m"} 2',
@@ -238,6 +240,25 @@ async def test_metrics_text_has_every_promised_name_and_objectives_as_boundaries
         assert line in lines, line
     families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
+
+
+def test_models_of_one_class_are_counted_apart() -> None:
+    metrics = GatewayMetrics("served", {"chat": Slo(ttft_s=1.0, tpot_s=0.1)}, ["m", "n"])
+    record = RequestRecord(
+        request_id="r", model="n", traffic_class="chat", arrived_at=1.0, outcome="ok", finish_reason="stop",
+        prompt_tokens=5, output_tokens=2, cached_tokens=0, ttft_s=0.5, tpot_s=0.05, e2e_s=1.0, max_itl_s=0.1, good=True,
+    )  # fmt: skip
+    metrics.finished(record)
+    lines = metrics.render(fleet_state("prefill", "decode"), {}, {}).decode().splitlines()
+    for line in (
+        'phaseplane_requests_total{class="chat",model="n",outcome="ok"} 1',
+        'phaseplane_good_requests_total{class="chat",model="m"} 0',
+        'phaseplane_good_requests_total{class="chat",model="n"} 1',
+        'phaseplane_ttft_seconds_bucket{class="chat",model="m",le="1"} 0',
+        'phaseplane_ttft_seconds_bucket{class="chat",model="n",le="1"} 1',
+        'phaseplane_tpot_seconds_count{class="chat",model="n"} 1',
+    ):
+        assert line in lines, line
     assert all(re.fullmatch(r"(# .*)|([a-zA-Z_:][\w:]*(\{.*\})? (\S+))", line) for line in lines)
 
 

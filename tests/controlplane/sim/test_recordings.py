@@ -83,7 +83,7 @@ def test_what_never_ended_well_wants_the_median_of_its_class(tmp_path: Path) -> 
     record(tmp_path, [*events, short, other, *ends, ended("s", "timed_out", 3), ended("o", "error", 0)])
     trace = read_recording(tmp_path)
     assert [r.output_tokens for r in trace.requests] == [10, 30, 90, 30, 30, 8, 100]
-    assert trace.notes[0].startswith("4 of 7 requests did not end well")
+    assert str(trace.notes[0]).startswith("4 of 7 requests did not end well")
 
 
 def test_a_number_stands_for_text_after_text_under_one_salt() -> None:

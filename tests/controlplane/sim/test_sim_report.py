@@ -183,7 +183,7 @@ def test_a_default_that_decides_is_noted() -> None:
     assert (config.policy, config.classes["chat"]) == ("slo", Slo(ttft_s=1.0, tpot_s=0.05))
     assert config.classes["default"] == CoreConfig().classes["default"]
     assert notes == ()
-    assert "TTFT 2 s, TPOT 0.2 s" in core_config("slo", [])[1][0]
+    assert "TTFT 2 s, TPOT 0.2 s" in str(core_config("slo", [])[1][0])
     assert core_config("slo", ["ttft=1,tpot=1"])[0].classes["default"] == Slo(ttft_s=1.0, tpot_s=1.0)
     assert [core_config("slo", [], autopilot=mode)[0].autopilot for mode in ("off", "auto")] == ["off", "auto"]
     assert (config.autopilot, CoreConfig().autopilot) == ("off", "advise")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from ui_fakes import a_fleet, a_plan, a_record
 
-from transfer.api import AuditRow, FleetState, Goodput, InstanceView, Plan, Prediction
+from transfer.api import AuditRow, FleetState, Goodput, InstanceView, ModelView, Plan, Prediction
 from transfer.screens import Column as Values
 from transfer.screens import SeriesView
 from transfer.terms import Slo
@@ -16,14 +16,14 @@ from ui.console.markup import Column, table, tag
 from ui.console.planning import flags_of, read_report
 from ui.console.plans import effect_table, ended
 from ui.console.screens.audit import matching
-from ui.console.screens.instances import actions, instance_table
+from ui.console.screens.instances import actions, instance_table, past_of
 from ui.console.screens.planner import present
 from ui.console.screens.requests import choose, waterfall
 from ui.console.screens.traffic import tally
 from ui.console.shapes import Group, groups, moves
 from ui.console.style import style_sheet
 from ui.console.trail import SPAN_S, Trail
-from ui.console.views import draw, verdict_text
+from ui.console.views import draw, models, verdict_text
 from ui.words import words
 
 EN = words("en", {})
@@ -81,6 +81,16 @@ def test_the_figures_on_screen_are_those_of_the_api():
     assert "TTFT 2.00 s, TPOT 200.0 ms" in parts["classes"]
 
 
+@pytest.mark.parametrize("lang", ["en", "zh-Hant"])
+def test_several_models_are_told_apart(lang: str):
+    two = (ModelView(name="m"), ModelView(name="<n>", recent_good=1, recent_total=4, recent_per_s=0.5))
+    drawn = models(two, words(lang))
+    assert words(lang).say("console.traffic.models") in drawn
+    assert "&lt;n&gt;" in drawn
+    assert "25.0%" in drawn
+    assert "0.50/s" in drawn
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "says"),
     [
@@ -94,6 +104,31 @@ def test_the_verdict_says_what_is_broken_before_whether_objectives_are_met(chang
     found, text = verdict_text(scene(a_fleet(**changes)), EN)
     assert found == kind
     assert says in text
+
+
+def test_the_verdict_says_which_objectives_were_changed_just_now():
+    (one,) = a_fleet().classes
+    fleet = a_fleet(recent_attainment=1.0, classes=(msgspec.structs.replace(one, judged_for_s=20.0),))
+    assert verdict_text(scene(fleet), EN)[1].endswith("; changed 20 s ago: default")
+
+
+def test_overview_says_which_objectives_are_missed():
+    fleet = a_fleet(stages_s={"queue": 1.0}, missed_by={"tpot": 9, "ttft": 2})
+    assert "<p>Missed: TPOT 9, TTFT 2</p>" in draw(scene(fleet), "en").parts["stages"]
+    assert "Missed" not in draw(scene(a_fleet(stages_s={"queue": 1.0})), "en").parts["stages"]
+
+
+def test_charts_of_an_instance_have_what_is_known_of_it():
+    lead = "instance.n.1."
+    past = SeriesView(step_s=2.0, times=(100, 102, 104), series={
+        f"{lead}num_running": Values(last=(1.0, None, 3.0)), f"{lead}num_waiting": Values(last=(0.0, 0.0, 0.0)),
+        f"{lead}kv_use": Values(last=(0.1, 0.2, 0.3)), f"{lead}tpot_p50_s": Values(last=(None, None, None)),
+    })  # fmt: skip
+    drawn = past_of("n.1", past, EN)
+    assert "TPOT" not in drawn, "nothing ended there"
+    assert drawn.count("<svg") == 2
+    assert '<th scope="row">now</th><td class="n">3</td><td class="n">0</td>' in drawn
+    assert "30%" in drawn
 
 
 def test_pages_are_drawn_anew_when_what_may_be_done_changes():
@@ -210,11 +245,14 @@ def test_the_planners_report_is_read_with_the_chosen_fleet_first():
     row = {
         "label": "chosen", "fleet": "f", "xpyd": "1P1D", "num_gpus": 2, "price_per_hour": 3.0, "max_rate": 5.0,
         "low": 4.0, "high": 6.0, "per_gpu": 2.5, "per_dollar": 1.0, "cost_per_good": None, "attainment": 0.9,
-        "policy": "slo", "forecast": None, "note": "",
+        "policy": "slo", "forecast": None, "note": "", "label_said": [{"code": "planner.colocated"}],
+        "note_said": None,
     }  # fmt: skip
     other = row | {"fleet": "g", "label": "now"}
+    said = {"code": "planner.free"}
     report = {
-        "verdict": "v", "chosen": row, "alternatives": [row, other], "possible_rate": 6.0, "of_possible": 0.83,
+        "verdict": "v", "verdict_said": said, "bottleneck_said": said, "warnings_said": [said],
+        "chosen": row, "alternatives": [row, other], "possible_rate": 6.0, "of_possible": 0.83,
         "bottleneck": "prefill", "warnings": ["w"], "commands": ["phaseplane up"],
         "frontier": [{"price_per_hour": 3.0, "max_rate": 5.0, "fleet": "f", "simulated": True}],
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -11,6 +12,7 @@ from top_fakes import TopFake, fleet, instances, opened, shown, until
 from ui_fakes import a_plan, an_autopilot, serving
 
 from transfer.api import Prediction
+from transfer.screens import Column, SeriesView
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ async def test_m_on_the_overview_takes_the_advice(fake: TopFake) -> None:
         await until(pilot, lambda: "planned" in shown(app))
         assert fake.posts() == [("POST /v1/plans", {"xpyd": None, "moves": {"n3": "decode"}})]
         await pilot.press("escape")
-        fake.autopilot = an_autopilot(evaluations=())
+        fake.autopilot = an_autopilot(evaluations=(), shown=None)
         await pilot.press("m")
         await until(pilot, lambda: "Choose an instance first" in shown(app))
 
@@ -214,3 +216,9 @@ async def test_panels_ask_for_what_they_show(fake: TopFake) -> None:
             await until(pilot, lambda sign=sign: sign in shown(app))  # type: ignore[misc]
             assert [what for what, _ in fake.asked].count(path) > before
         assert any(what.startswith("GET /v1/series") for what, _ in fake.asked)
+        waiting = Column(last=(7.0,) * 20)
+        times = tuple(int(time.time()) - 95 + 5 * index for index in range(20))
+        fake.series = SeriesView(step_s=5.0, times=times, series={"instance.n1.num_waiting": waiting})
+        await pilot.press("2", "down", "enter", "end")
+        await until(pilot, lambda: "waiting 7" in shown(app))
+        assert any("instance.n1.tpot_p50_s" in what for what, _ in fake.asked)

@@ -7,7 +7,18 @@ import pytest
 from top_fakes import fleet, instances
 from ui_fakes import a_kv_detail, a_plan, an_autopilot
 
-from ui.insight import Trouble, advised, last_done, links, other_roles, stage_shares, troubles, verdict
+from ui.insight import (
+    Trouble,
+    advised,
+    last_done,
+    links,
+    other_roles,
+    stage_shares,
+    troubles,
+    verdict,
+    with_changes,
+)
+from ui.words import words
 
 
 @pytest.mark.parametrize(
@@ -30,6 +41,15 @@ def test_trouble_comes_before_quality_and_is_named() -> None:
     assert troubles(fleet(instances=one_mixed)) == []
 
 
+def test_objectives_that_were_changed_are_named_until_the_window_is_theirs() -> None:
+    (one,) = fleet().classes
+    changed = [msgspec.structs.replace(one, name=name, judged_for_s=age_s)
+               for name, age_s in (("a", 20.0), ("b", 59.0), ("c", 60.0), ("d", None))]  # fmt: skip
+    said = with_changes("Objectives met", fleet(classes=tuple(changed)), words("en"))
+    assert said == "Objectives met; changed 20 s ago: a, b"
+    assert with_changes("Objectives met", fleet(classes=tuple(changed[2:])), words("en")) == "Objectives met"
+
+
 def test_stages_are_shares_in_the_order_of_a_request() -> None:
     shares = stage_shares({"decode": 1.0, "queue": 3.0, "new_stage": 4.0})
     assert [(name, share) for name, _, share in shares if share] == [
@@ -42,7 +62,7 @@ def test_stages_are_shares_in_the_order_of_a_request() -> None:
 def test_only_an_advised_move_is_offered() -> None:
     assert advised(an_autopilot()) == {"n3": "decode"}
     hold = msgspec.structs.replace(an_autopilot().evaluations[0], code="unsure")
-    assert advised(an_autopilot(evaluations=(hold,))) == {}
+    assert advised(an_autopilot(shown=hold)) == {}
     assert advised(None) == {}
     assert other_roles(instances()[0]) == ("decode", "mixed")
     assert other_roles(instances()[-1]) == ()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from top_fakes import PEN, START_S, Clock, FixedApp, shown, standing, tape, until
 
+from transfer.api import LiveFrame
 from ui.tui.app import TopApp
 from ui.tui.keys import KEYS
 from ui.tui.model import Picture
@@ -52,6 +54,26 @@ async def test_rows_are_chosen_sorted_filtered_and_opened() -> None:
         await pilot.press("pagedown", "pageup", "4", "pagedown", "5", "enter")
         await pilot.pause()
         assert "Events" in str(app.screen.query_one("Vertical").border_title)
+
+
+async def test_the_chosen_instance_is_looked_at_and_goes_on_while_it_is_read() -> None:
+    app = FixedApp()
+    async with standing(app, (80, 24)) as pilot:
+        assert app.session.instance is None
+        await pilot.press("2", "down", "enter")
+        await pilot.pause()
+        assert app.session.instance == "n1"
+        before = app.picture.fleet
+        assert before is not None
+        views = [msgspec.structs.replace(one, host="another") for one in before.instances]
+        app.session.tape.add(
+            LiveFrame(seq=9999, kind="delta", at_s=START_S + 700, changed={"instances": views}),
+            msgspec.structs.replace(before, instances=tuple(views)),
+        )
+        app.redraw()
+        assert "another" in shown(app)
+        await pilot.press("escape", "1")
+        assert app.session.instance is None
 
 
 async def test_letters_typed_into_the_filter_are_no_commands() -> None:

@@ -11,7 +11,7 @@ from top_fakes import PEN, START_S, fleet, instances, records, tape
 from ui_fakes import a_kv_detail, a_plan
 
 from transfer.api import Prediction
-from transfer.screens import CacheView, LinkView
+from transfer.screens import CacheView, Column, LinkView, SeriesView
 from ui.tui.draw import NUM_HEAD_LINES, PANELS, footer, head
 from ui.tui.draw_kv import kv_lines
 from ui.tui.draw_plan import plan_lines
@@ -165,12 +165,47 @@ def test_a_row_is_followed_when_others_come() -> None:
     assert panel.chosen is not None
 
 
+def test_the_overview_says_which_objectives_are_missed_before_where_time_is_lost() -> None:
+    said = texts(Panel("overview").draw(PEN, picture(fleet=fleet(missed_by={"tpot": 9, "ttft": 2})), 80, 18))
+    assert "Missed: TPOT 9, TTFT 2  Those that miss lose most time in queue" in said
+
+
 def test_a_filter_says_how_much_is_hidden() -> None:
     panel = Panel("instances")
     panel.filter("decode")
     said = texts(panel.draw(PEN, picture(), 120, 20))
     assert 'only rows with "decode": 2 of 5' in said
     assert "pool-0" not in said
+
+
+def a_past(instance_id: str, **fields: tuple[float | None, ...]) -> SeriesView:
+    """Every ten seconds, to the moment shown."""
+    num = max(map(len, fields.values()))
+    times = tuple(int(START_S) + 599 - 10 * (num - 1 - index) for index in range(num))
+    series = {f"instance.{instance_id}.{name}": Column(last=values) for name, values in fields.items()}
+    return SeriesView(step_s=10.0, times=times, series=series)
+
+
+def test_the_last_minutes_of_the_chosen_instance_are_drawn_and_its_gaps_left_empty() -> None:
+    panel = Panel("instances")
+    half = (0.01,) * 15 + (None,) * 15 + (0.02,) * 30
+    shown = picture(past=a_past("n0", tpot_p50_s=half, num_waiting=(3.0,) * 60))
+    panel.draw(PEN, shown, 120, 20)
+    assert panel.chosen == "n0"
+    said = texts(panel.detail(PEN, shown, 69)).splitlines()
+    begins = next(at for at, one in enumerate(said) if one.startswith("TPOT p50 20.0 ms"))
+    upper = said[begins + 1]
+    assert upper.startswith(" 20.0 ms ")
+    assert set(upper[9:37]) == {" "}, "half as much, then nothing"
+    assert " " not in upper[41:].rstrip()
+    lower = said[begins + 2] + said[begins + 3]
+    assert set(said[begins + 2][26:36] + said[begins + 3][26:36]) == {" "}, lower
+    assert any(one.startswith("waiting 3") for one in said)
+    assert not any(one.startswith("KV use 0") for one in said), "nothing is known of it"
+    wide = texts(panel.draw(PEN, shown, 200, 60))
+    assert "waiting 3" in wide
+    other = picture(past=a_past("n1", num_waiting=(3.0,) * 60))
+    assert panel.detail(PEN, other, 69) == panel.detail(PEN, picture(), 69)
 
 
 def test_the_state_at_the_moment_is_shown_in_the_table() -> None:

@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 from top_fakes import PEN, FixedApp
 from ui_fakes import a_plan
 
+from ui.insight import present
 from ui.tui.draw_plan import plan_lines
-from ui.tui.flows import present
 from ui.tui.pen import Pen
 from ui.words import words
 
@@ -65,7 +65,8 @@ def test_a_plan_at_80x24(snap_compare: Compare) -> None:
         assert isinstance(app, FixedApp)
         app.flows._open(PEN.say("tui.plan.title"))
         await pilot.pause()
-        now = present(app.picture)
+        assert app.picture.fleet is not None
+        now = present(app.picture.fleet)
         dialog = app.flows._dialog
         assert dialog is not None
         dialog.show(lambda width: plan_lines(PEN, a_plan(), width, now), "apply", may_act=True)

@@ -12,6 +12,7 @@ from ui.client import FleetClient
 from ui.console.frame import Frame, show
 from ui.console.markup import Column, table
 from ui.render import MAX_LOOKS
+from ui.words import Words
 
 MODES: tuple[AutopilotMode, ...] = ("off", "advise", "auto")
 SPLIT = "split"
@@ -32,7 +33,7 @@ def draw(frame: Frame) -> None:
     if view.evaluations:
         columns = [Column(say.say("console.ago"), True), Column(say.say("term.model")),
                    Column(say.say("console.autopilot.code")), Column(say.say("term.detail"), wraps=True)]  # fmt: skip
-        rows = [(figures.span(one.ago_s), one.model, one.code, say.sentence(one.said, one.line))
+        rows = [(figures.span(one.ago_s), one.model, _code(one.code, say), say.sentence(one.said, one.line))
                 for one in view.evaluations[:MAX_LOOKS]]  # fmt: skip
         with st.expander(say.say("console.autopilot.looks")):
             show(table(columns, rows, say.say("console.autopilot.looks")))
@@ -44,6 +45,11 @@ def draw(frame: Frame) -> None:
                    figures.count(one.num_requests)) for one in view.score.moves]  # fmt: skip
         with st.expander(say.say("console.autopilot.score", error=figures.share(view.score.error))):
             show(table(columns, scored))
+
+
+def _code(code: str, say: Words) -> str:
+    """A newer control plane may have others."""
+    return say.say(f"look.{code}") if say.has(f"look.{code}") else code
 
 
 def _mode(frame: Frame, view: AutopilotView) -> None:

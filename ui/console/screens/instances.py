@@ -1,23 +1,39 @@
-"""Instances: by class and role, with what each has to do; cordon, drain, resume and move, with confirmations."""
+"""Instances: by class and role, with what each has to do; cordon, drain, resume and move, with confirmations; the last
+minutes of the chosen one."""
 
 from __future__ import annotations
 
+import msgspec
 import streamlit as st
 from markupsafe import Markup
 
 from transfer.api import InstanceView, PlanRequest
+from transfer.screens import SeriesView
 from ui import figures, looks
 from ui.console.backend import a_change
 from ui.console.frame import REBALANCE_PAGE, Frame, show
+from ui.console.islands import picture
 from ui.console.markup import Column, join, table, tag
+from ui.console.pictures import Picture, percent, pictures, rate
 from ui.console.screens.rebalance import DRAFT
-from ui.console.views import role_badge, role_name, state_name
+from ui.console.views import ago, role_badge, role_name, state_name
 from ui.insight import other_roles
 from ui.words import Words
 
 POLL_S = 2.0
 TO_CONFIRM = ("drain", "move")
 """Actions that take something away: the instance's id is typed to confirm them."""
+
+
+PAST_S, STEP_S, PAST_POLL_S = 600.0, 2.0, 5.0
+"""How much of the past is shown of the chosen instance, its steps, and how often it is drawn anew."""
+PAST = (
+    Picture("TPOT p50", (("tpot_p50_s", "TPOT p50", "c"),), figures.seconds),
+    Picture(
+        "console.instances.work", (("num_running", "term.running", "a"), ("num_waiting", "term.waiting", "b")), rate
+    ),
+    Picture("term.kv_use", (("kv_use", "term.kv_use", "goodput"),), percent, 1.0),
+)
 
 
 def draw(frame: Frame) -> None:
@@ -73,8 +89,7 @@ def _act(frame: Frame, views: tuple[InstanceView, ...]) -> None:
         st.write(say.say("console.nothing"))
         return
     chosen_at, action_at, role_at = st.columns(3)
-    chosen = chosen_at.selectbox(say.say("console.instances.choose"), list(by_id), key="instance")
-    view = by_id[chosen]
+    view = by_id[chosen_at.selectbox(say.say("console.instances.choose"), list(by_id), key="instance")]
     action = action_at.selectbox(
         say.say("term.action"), actions(view), key=f"action {view.id} {view.state}",
         format_func=lambda one: say.say(f"action.{one}"),
@@ -90,6 +105,32 @@ def _act(frame: Frame, views: tuple[InstanceView, ...]) -> None:
         confirmed = typed.strip() == view.id
     if frame.button(say.say(f"action.{action}"), "do", primary=True, disabled=not confirmed):
         _carry_out(frame, view, action, role)
+    _past(frame, view.id)
+
+
+def _past(frame: Frame, instance_id: str) -> None:
+    say = frame.say
+    st.subheader(say.say("console.instances.past", id=instance_id))
+
+    @st.fragment(run_every=PAST_POLL_S)
+    def charts() -> None:
+        names = [f"instance.{instance_id}.{name}" for one in PAST for name, _, _ in one.series]
+        past = frame.ask(lambda client: client.series(names, since_s=-PAST_S, step_s=STEP_S))
+        if past is not None and len(past.times) > 1:
+            picture(past_of(instance_id, past, say), "instance_past")
+
+    charts()
+
+
+def past_of(instance_id: str, past: SeriesView, say: Words) -> Markup:
+    """TPOT, work and KV use of one instance; a chart of which nothing is known, such as TPOT of a prefill instance, is
+    left out."""
+    lead = f"instance.{instance_id}."
+    own = {name.removeprefix(lead): column for name, column in past.series.items()
+           if any(value is not None for value in column.last)}  # fmt: skip
+    known = [one for one in PAST if any(name in own for name, _, _ in one.series)]
+    view = msgspec.structs.replace(past, series=own)
+    return pictures(known, view, say, time=ago(past.times[-1], say))
 
 
 def _carry_out(frame: Frame, view: InstanceView, action: str, role: str) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import streamlit as st
 from markupsafe import Markup
 
-from transfer.api import AuditRow
 from transfer.screens import SeriesView
 from ui import figures
-from ui.console import charts
 from ui.console.frame import Frame, show
 from ui.console.islands import picture
-from ui.console.markup import Column, join, table, tag
+from ui.console.markup import tag
+from ui.console.pictures import Picture, named, percent, pictures, rate
 from ui.console.screens.audit import audit_table, when
-from ui.console.views import ACTS, TARGET, marks_of
+from ui.console.views import ACTS, marks_of
+from ui.series import from_record
 from ui.words import Words
 
 END = "replay_end"
@@ -42,34 +41,17 @@ RANGES = (Range(600, 2, "minutes", 10), Range(3600, 10, "minutes", 60), Range(6 
           Range(24 * 3600, 120, "hours", 24))  # fmt: skip
 
 
-class Picture(NamedTuple):
-    """One chart of the past. series: (name of the series, key of its words or its name, style)."""
-
-    title: str
-    series: tuple[tuple[str, str, str], ...]
-    figure: charts.Say
-    top: float | None = None
-
-
-def _rate(value: float) -> str:
-    return f"{round(value, 2):g}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"
-
-
 PICTURES = (
     Picture("console.replay.rates", (("offered_per_s", "console.replay.offered", "b"),
                                      ("throughput_per_s", "term.throughput", "throughput"),
-                                     ("goodput_per_s", "term.goodput", "goodput")), _rate),
-    Picture("term.attainment", (("attainment", "term.attainment", "attainment"),), _percent, 1.0),
+                                     ("goodput_per_s", "term.goodput", "goodput")), rate),
+    Picture("term.attainment", (("attainment", "term.attainment", "attainment"),), percent, 1.0, target=True),
     Picture("console.replay.latency", (("ttft_p50_s", "TTFT p50", "a"), ("ttft_p90_s", "TTFT p90", "b"),
                                        ("tpot_p50_s", "TPOT p50", "c"), ("tpot_p90_s", "TPOT p90", "d")),
             figures.seconds),
     Picture("console.replay.split", (("num_prefill", "role.prefill", "a"), ("num_decode", "role.decode", "b"),
-                                     ("num_mixed", "role.mixed", "c")), _rate),
-    Picture("console.replay.queue", (("queue_depth", "term.queue", "b"), ("in_flight", "term.in_flight", "a")), _rate),
+                                     ("num_mixed", "role.mixed", "c")), rate),
+    Picture("console.replay.queue", (("queue_depth", "term.queue", "b"), ("in_flight", "term.in_flight", "a")), rate),
 )  # fmt: skip
 NAMES = [name for wanted in PICTURES for name, _, _ in wanted.series]
 
@@ -92,6 +74,7 @@ def draw(frame: Frame) -> None:
     rows = frame.ask(lambda client: client.audit(NUM_AUDIT))
     if past is None or rows is None:
         return
+    past = from_record(past)
     if len(past.times) < 2:
         st.write(say.say("console.nothing"))
         return
@@ -100,7 +83,8 @@ def draw(frame: Frame) -> None:
                    key=f"replay at {chosen.span_s} {past.times[0]}")  # fmt: skip
     show(tag("p", say.say("console.replay.past", time=when(at.timestamp())), class_="pp-past", role="status"))
     show(moment(past, at.timestamp(), say))
-    picture(pictures(past, at.timestamp(), rows, say), "replay_pictures")
+    drawn = pictures(PICTURES, past, say, time=_clock, marks=marks_of(rows), cursor=at.timestamp())
+    picture(drawn, "replay_pictures")
     near = [row for row in rows if row.action in ACTS and abs(row.at_s - at.timestamp()) <= NEAR_S]
     if near:
         st.subheader(say.say("console.replay.happened"))
@@ -115,46 +99,9 @@ def moment(past: SeriesView, at_s: float, say: Words) -> Markup:
         for name, key, _ in wanted.series:
             value = past.series[name].last[index] if name in past.series else None
             text = figures.NONE if value is None else wanted.figure(value)
-            shown.append((_named(key, say), text))
+            shown.append((named(key, say), text))
     cells = (tag("div", tag("dt", name), tag("dd", text)) for name, text in shown)
     return tag("div", tag("dl", *cells), class_="pp-figures", aria_label=say.say("console.replay.figures"))
-
-
-def pictures(past: SeriesView, at_s: float, rows: Sequence[AuditRow], say: Words) -> Markup:
-    """All charts, with what was done as marks and the moment as a line; under each the values of it as a table."""
-    start, end = float(past.times[0]), float(past.times[-1])
-    marks = marks_of(rows)
-    drawn = []
-    for wanted in PICTURES:
-        title = _named(wanted.title, say)
-        lines = [
-            charts.Line(_named(key, say), style, list(zip(map(float, past.times), past.series[name].last, strict=True)))
-            for name, key, style in wanted.series if name in past.series
-        ]  # fmt: skip
-        level = (TARGET, say.say("console.target", target=figures.share(TARGET))) if wanted.top else None
-        drawn += [
-            tag("h3", title, class_="pp-h3"),
-            charts.lines(lines, start, end, title=title, value=wanted.figure, time=_clock, height=150,
-                         top=wanted.top, level=level, marks=marks, cursor=at_s),
-            _values(past, lines, wanted.figure, title, say),
-        ]  # fmt: skip
-    return join(drawn)
-
-
-def _values(past: SeriesView, lines: Sequence[charts.Line], figure: charts.Say, title: str, say: Words) -> Markup:
-    """About twenty rows of a chart."""
-    stride = max(1, len(past.times) // 20)
-    columns = [Column(say.say("term.time")), *(Column(line.name, True) for line in lines)]
-    rows = [
-        (_clock(past.times[index]), *(figures.NONE if (value := line.points[index][1]) is None else figure(value)
-                                      for line in lines))
-        for index in range(len(past.times) - 1, -1, -stride)
-    ]  # fmt: skip
-    return tag("details", tag("summary", say.say("console.as_table")), table(columns, rows, title), class_="pp-folded")
-
-
-def _named(key: str, say: Words) -> str:
-    return say.say(key) if say.has(key) else key
 
 
 def _clock(at: float) -> str:

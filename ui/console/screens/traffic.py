@@ -14,7 +14,7 @@ from transfer.terms import Slo
 from ui import figures
 from ui.console.frame import Frame, show
 from ui.console.markup import Column, table
-from ui.console.views import classes, objectives
+from ui.console.views import classes, models, objectives
 from ui.words import Words
 
 NUM_RECORDED = 1000
@@ -42,6 +42,8 @@ def draw(frame: Frame) -> None:
         st.write(say.say("app.never"))
         return
     show(classes(frame.state.classes, say))
+    if frame.state.by_model:
+        show(models(frame.state.by_model, say))
     show(_since_start(frame.state.classes, say))
     if (found := frame.ask(lambda client: client.classes())) is not None:
         _change(frame, found)
