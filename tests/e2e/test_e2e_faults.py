@@ -78,7 +78,9 @@ def test_300_requests_while_the_fleet_is_rebalanced_and_back(fleet: Fleet) -> No
     assert all(row["predicted"] is not None for row in audit if row["action"] in ("apply", "done"))
 
 
-@pytest.mark.parametrize("victim", ["h20-0", "h800-0", "pool-0"])
+@pytest.mark.parametrize(
+    "victim", ["h20-0", *(pytest.param(one, marks=pytest.mark.slow) for one in ("h800-0", "pool-0"))]
+)
 def test_a_killed_process_loses_no_request(fleet: Fleet, victim: str) -> None:
     bodies = load(120, seed=2)
 
