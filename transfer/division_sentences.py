@@ -11,6 +11,7 @@ DIVISION: dict[str, str] = {
     "divide.equal_all": "an equal division does so too, for ${price}",
     "divide.now": "doing nothing serves {share} of {model}'s rate",
     "divide.now_all": "doing nothing does so too, for ${price}",
+    "divide.now_over": "doing nothing serves {share} of {model}'s rate and costs ${price}, more than the budget",
     "divide.model": "{model} {served} of {wanted}/s by {xpyd}",
     "divide.of_model": "{model}: {text}",
     "divide.traffic": "nobody said what the traffic of {model} is like: {trace} decides; add trace= to its --model",
@@ -28,5 +29,7 @@ DIVISION: dict[str, str] = {
     "divide.no_money": "no division that serves every model costs at most ${budget} an hour: {needs}; raise --budget, "
     "or leave a model out",
     "divide.other_class": "{model} is served by {hardware} now, which --fleet has not; add it there, or mend now=",
+    "divide.more_now": "{num} {hardware} serve the models now, and --fleet has {there}; add the others there, or mend "
+    "now=",
     "divide.need": "{model} needs at least {fleet}",
 }

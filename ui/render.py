@@ -80,13 +80,12 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     if fleet.missed_by:
         over = ", ".join(f"{name.upper()} {num}" for name, num in fleet.missed_by.items())
         console.print(f"objectives missed in the last {goodput.window_s:.0f} s, requests: {over}")
-    if fleet.bottleneck and [*fleet.missed_by] == ["tpot"]:
+    num_missed = sum(one.recent_total - one.recent_good for one in fleet.classes)
+    if fleet.bottleneck and [*fleet.missed_by] == ["tpot"] and num_missed <= fleet.missed_by["tpot"]:
         console.print("their first token came in time, so it is decode that is too slow")
     elif fleet.bottleneck:
-        what = STAGE_TEXTS.get(fleet.bottleneck, "")
-        console.print(
-            f"bottleneck among them, until the first token: {fleet.bottleneck}" + (f", {what}" if what else "")
-        )
+        what = f", {STAGE_TEXTS[fleet.bottleneck]}" if fleet.bottleneck in STAGE_TEXTS else ""
+        console.print(f"bottleneck of those that missed, until the first token: {fleet.bottleneck}{what}")
 
 
 def _show_quality(console: Console, fleet: FleetState) -> None:

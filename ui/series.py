@@ -47,12 +47,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """One series. low_at_s and high_at_s: when it was smallest and largest; mean: of the last value of each step."""
+    """One series. last_at_s, low_at_s and high_at_s: when it had its last, smallest and largest value. mean: of the
+    last value of each step."""
 
     last: float | None
     low: float | None
     high: float | None
     mean: float | None
+    last_at_s: float | None
     low_at_s: float | None
     high_at_s: float | None
     rows: tuple[Row, ...]
@@ -137,7 +139,9 @@ def _past(found: Sequence[Step], down: Sequence[Gap], step_s: float, every_s: fl
         grouped.setdefault((one.at_s + zone_s) // every_s * every_s - zone_s, []).append(one)
     whole = _row(0.0, found, down, step_s)
     return Past(
-        whole.last, whole.low, whole.high, whole.mean, _when(found, whole.low, "low"), _when(found, whole.high, "high"),
+        whole.last, whole.low, whole.high, whole.mean,
+        next((one.at_s for one in reversed(found) if one.last is not None), None),
+        _when(found, whole.low, "low"), _when(found, whole.high, "high"),
         tuple(_row(at_s, group, down, step_s) for at_s, group in grouped.items()),
     )  # fmt: skip
 

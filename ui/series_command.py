@@ -6,15 +6,17 @@ import asyncio
 from datetime import datetime
 from typing import Annotated, NamedTuple
 
+import msgspec
 import typer
 
+from transfer.screens import SeriesView
 from ui.ask import show
 from ui.client import DEFAULT_URL, FleetClient
 from ui.errors import UsageFault
 from ui.options import ApiKey, Command, Config, Json, Url, span_s
 from ui.render import make_console, print_json
 from ui.series import Report, Step, nice_every, recorded, report, step_for
-from ui.series_names import PULSE, chosen
+from ui.series_names import PULSE, chosen, listed
 from ui.series_view import show_names, show_report
 
 DAY_S = 86400.0
@@ -69,7 +71,8 @@ def series(
         raise UsageFault("--every must be above 0")
     owner = owners[0] if owners else ""
     if not names:
-        show(FleetClient.series, lambda console, view: show_names(console, view.names), url, api_key, json)
+        show(lambda client: _list(client, owner), lambda console, view: show_names(console, view.names), url, api_key,
+             json)  # fmt: skip
         return
     found, charted = asyncio.run(_ask(url, api_key, names, owner, Asked(min(since_s, DAY_S), until_s, every_s)))
     if json:
@@ -80,6 +83,11 @@ def series(
         console.print("the control plane keeps the last 24 hours")
     rows = every is not None or not console.is_terminal
     show_report(console, found, charted if console.is_terminal else {}, rows, ascii)
+
+
+async def _list(client: FleetClient, owner: str) -> SeriesView:
+    view = await client.series()
+    return msgspec.structs.replace(view, names=tuple(listed(owner, view.names)))
 
 
 async def _ask(url: str, api_key: str | None, names: list[str], owner: str, asked: Asked
@@ -93,8 +101,16 @@ async def _ask(url: str, api_key: str | None, names: list[str], owner: str, aske
         lasting_s = min(asked_s, pulse[-1].at_s - pulse[0].at_s + PULSE_S) if pulse else asked_s
         every_s = asked.every_s or nice_every(lasting_s)
         step_s = step_for(lasting_s, every_s)
-        view = await client.series([*wanted, PULSE], -lasting_s - asked.until_s, step_s, until_s)
+        view = await client.series(
+            [*_patterns(wanted, names, owner), PULSE], -lasting_s - asked.until_s, step_s, until_s
+        )
     return report(view, wanted, asked_s, every_s, _zone_s()), {name: recorded(view, name) for name in wanted}
+
+
+def _patterns(wanted: list[str], names: list[str], owner: str) -> list[str]:
+    """What stands for all that is wanted. Stars stay stars: hundreds of names are too long for an address."""
+    stars = [owner + text for text in names if text.endswith("*")]
+    return stars + [name for name in wanted if not any(name.startswith(star[:-1]) for star in stars)]
 
 
 def _zone_s() -> float:

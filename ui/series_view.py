@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ui import figures
-from ui.series import Gap, Past, Report, Step
+from ui.series import MIN_GAP_S, Gap, Past, Report, Step
 from ui.series_names import CLASS, FLEET, INSTANCE, figure, meaning, owners
 from ui.tui.charts import Curve, chart, nice_top, num_columns
 from ui.tui.lines import plain
 
 HEIGHT = 8
 MAX_WIDTH = 120
+MIN_WIDTH = 40
+"""A terminal that is narrower gets figures without a chart."""
 GUTTER = 10
 MAX_OWNERS = 8
 LATE_S = 120.0
@@ -26,8 +28,10 @@ CLOCK_S = 8 * 3600
 
 def show_names(console: Console, names: Sequence[str]) -> None:
     """Which series there are."""
-    console.print("of the fleet:")
-    _list(console, [name for name in names if not name.startswith(("class.", "model.", "instance."))], "")
+    own = [name for name in names if not name.startswith(("class.", "model.", "instance."))]
+    if own:
+        console.print("of the fleet:")
+        _list(console, own, "")
     for kind, option in (("class", "--class"), ("model", "--model"), ("instance", "--instance")):
         known = owners(names, kind)
         if known:
@@ -56,9 +60,10 @@ def show_report(console: Console, found: Report, charted: dict[str, list[Step]],
         if past.last is None and past.mean is None:
             console.print("  there is no value in this time")
             continue
-        console.print(f"  {_figures(name, past)}")
-        if len(charted.get(name, ())) > 1:
-            for text in _chart(name, charted[name], found, min(MAX_WIDTH, console.width), ascii):
+        console.print(f"  {_figures(name, past, found.until_s - found.step_s - MIN_GAP_S)}")
+        width = min(MAX_WIDTH, console.width)
+        if len(charted.get(name, ())) > 1 and width >= MIN_WIDTH:
+            for text in _chart(name, charted[name], found, width, ascii):
                 console.print(text)
         if rows:
             console.print(_rows(name, past, found))
@@ -72,14 +77,16 @@ def _list(console: Console, names: Sequence[str], lead: str) -> None:
     console.print(table)
 
 
-def _figures(name: str, past: Past) -> str:
+def _figures(name: str, past: Past, since_s: float) -> str:
+    """since_s: from when on the last value is the present one; of another it is said when it was."""
     reads = figure(name)
+    ended_s = past.last_at_s if past.last_at_s is not None and past.last_at_s < since_s else None
 
     def told(value: float | None, at_s: float | None = None) -> str:
         text = figures.NONE if value is None else reads(value)
         return text if at_s is None else f"{text} at {_date(at_s)}"
 
-    return (f"last {told(past.last)}, mean {told(past.mean)}, min {told(past.low, past.low_at_s)}, "
+    return (f"last {told(past.last, ended_s)}, mean {told(past.mean)}, min {told(past.low, past.low_at_s)}, "
             f"max {told(past.high, past.high_at_s)}")  # fmt: skip
 
 

@@ -139,12 +139,14 @@ class Autopilot:
     def _look(self, model: str, group: Group) -> Look:
         """One model's look: what stands in the way, else what would help."""
         desk = self._desk
-        if silent := self._silent(group):
+        if silent := _silent(desk, group):
             late_s = SILENT_BEATS * desk.config.heartbeat_s
             blind = say("hold.blind", seconds=f"{late_s:g}", ids=names(silent))
             return hold(desk.now, model, "blind", blind)
         if self._plans.applying is not None:
             return hold(desk.now, model, "busy", say("hold.busy", plan=self._plans.applying.plan_id))
+        if not self._of(model).moving <= {one.id for one in group.members if one.ready}:
+            del self._steady[model]  # what is shown cannot be done any more
         since_s = since_of(self._plans.ended_s)
         if self._observer.calm(model, group, since_s):
             return hold(desk.now, model, "met", NOTHING_TO_GAIN)
@@ -224,13 +226,6 @@ class Autopilot:
             return None
         return say("hold.no_better", moves=advice.named, promise=advice.promise, before=f"{before:.0%}",
                    now=f"{now:.0%}")  # fmt: skip
-
-    def _silent(self, group: Group) -> list[str]:
-        """The engines that are out of hearing, when they are too many to go on."""
-        config = self._desk.config
-        late_s = SILENT_BEATS * config.heartbeat_s
-        silent = [one.id for one in group.members if self._desk.now - one.last_seen_s > late_s]
-        return silent if len(silent) > BLIND_SHARE * len(group.members) else []
 
     def _of(self, model: str) -> Steady:
         return self._steady.setdefault(model, Steady(self._desk.config.autopilot_every_s))
@@ -314,6 +309,13 @@ def rule(every_s: float, window_s: float, long_s: float, rest_s: float) -> Said:
     """The whole controller, in one sentence."""
     return say("autopilot.rule", every=f"{every_s:g}", short=f"{SHORT * window_s:g}", middle=f"{window_s:g}",
                long=f"{long_s:g}", rest=f"{rest_s:g}")  # fmt: skip
+
+
+def _silent(desk: Desk, group: Group) -> list[str]:
+    """The engines that are out of hearing, when they are too many to go on."""
+    late_s = SILENT_BEATS * desk.config.heartbeat_s
+    silent = [one.id for one in group.members if desk.now - one.last_seen_s > late_s]
+    return silent if len(silent) > BLIND_SHARE * len(group.members) else []
 
 
 def _evaluation(look: Look, now: float) -> Evaluation:

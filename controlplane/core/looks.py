@@ -76,6 +76,12 @@ class Steady:
         advice = next((one.advice for one in (self.shown, *self._last) if one is not None and one.advice), None)
         return frozenset(one.id for one, _ in advice.switches) if advice is not None else frozenset()
 
+    @property
+    def moving(self) -> frozenset[InstanceId]:
+        """The instances that what is shown would move."""
+        advice = self.shown.advice if self.shown is not None else None
+        return frozenset(one.id for one, _ in advice.switches) if advice is not None else frozenset()
+
     def num_sure(self, now: float, direction: str) -> int:
         """How many of the last looks, in a row and until now, are sure of this direction."""
         num, next_s = 0, now
@@ -86,7 +92,11 @@ class Steady:
         return num
 
     def note(self, look: Look) -> Look:
-        """A look was taken: it is shown, or what is shown stays."""
+        """A look was taken: it is shown, or what is shown stays. After a time without any, as when the model's last
+        engine left and another joined, nothing of before stays."""
+        if self._last and look.at_s - self._last[-1].at_s > STANDS * self._every_s:
+            self._last.clear()
+            self.shown = None
         if look.code in AT_ONCE:
             self._last.clear()
             self.shown = look

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from controlplane.text import shown
 from transfer.errors import InvalidValue
 from transfer.profile import HardwareProfile, LatencyProfile
 from transfer.wire.messages import Heartbeat, Hello, LoadReport
@@ -21,11 +22,22 @@ _SHARES = ("mfu", "mfu_attention", "mbu", "mbu_kv", "link_efficiency", "scale_up
 
 
 def implausible(hello: Hello) -> str | None:
-    """Which declared number cannot be true, in a sentence; None when all can."""
+    """Which declared number cannot be true, or which name cannot be shown, in a sentence; None when all can."""
+    for what, name in _names(hello):
+        if not name.isprintable():
+            return f"{shown(name)} is no {what}: it has signs that no screen can show; name it in plain letters"
     wrong = next(iter(_wrong(hello)), None)
     if wrong is None:
         return None
     return f"{hello.instance_id} declares {wrong}, which no machine has; correct its hardware or latency profile"
+
+
+def _names(hello: Hello) -> Iterable[tuple[str, str]]:
+    """Terminals and logs print them as they are."""
+    yield from (("instance id", hello.instance_id), ("host id", hello.host_id), ("engine name", hello.engine))
+    yield "name of hardware", hello.hardware.name
+    if hello.model is not None:
+        yield "name of a model", hello.model.name
 
 
 def in_range(beat: Heartbeat) -> Heartbeat:

@@ -77,7 +77,8 @@ def verdict(desk: Desk, now: float) -> str:
     else:
         stage = next(iter(desk.goodput.missed_stages(now)), None)
         quality = f"{attainment:.1%} of requests met their objectives since the start"
-        if next(iter(desk.goodput.missed_by(now)), None) == "tpot":
+        recent = desk.goodput.windows[WINDOW_S].everything()
+        if 2 * desk.goodput.missed_by(now).get("tpot", 0) > recent.total - recent.good:
             quality += "; most of those that miss are over TPOT, so decode is too slow"
         elif stage is not None:
             quality += f"; those that miss lose most time in {stage.replace('_', ' ')}"

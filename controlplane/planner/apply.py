@@ -53,4 +53,4 @@ def _counted(fleet: Fleet | None) -> Counter[tuple[Shape, Role]]:
 
 def _text(text: str) -> str:
     """Quoted as TOML wants it."""
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 
 from controlplane.planner.fleets import Fleet, Shape
@@ -25,7 +26,7 @@ def commands(fleet: Fleet, current: Fleet | None, model: str) -> tuple[str, ...]
         pools = f" --pool {len(fleet.pools)}" if fleet.pools else ""
         hardware = ",".join(dict.fromkeys([*first, *classes[Role.DECODE]]))
         return (
-            f"PHASEPLANE_TP={sizes.pop()} phaseplane up --engine emulated {counts}{pools} --model {model} "
+            f"PHASEPLANE_TP={sizes.pop()} phaseplane up --engine emulated {counts}{pools} --model {shlex.quote(model)} "
             f"--hardware {hardware}",
         )
     return agents(fleet, model)
@@ -34,7 +35,7 @@ def commands(fleet: Fleet, current: Fleet | None, model: str) -> tuple[str, ...]
 def agents(fleet: Fleet, model: str, prefix: str = "", there: Fleet | None = None) -> tuple[str, ...]:
     """What starts these instances at a control plane that runs. prefix: of their names, which are numbered from where
     those `there` end."""
-    start = f"python -m nodes.agent --engine emulated --control {CONTROL} --model {model} --hardware"
+    start = f"python -m nodes.agent --engine emulated --control {CONTROL} --model {shlex.quote(model)} --hardware"
     numbers = {role: 0 if there is None else there.count(role) for role in UP_FLAGS}
     lines = []
     for part in fleet.parts:

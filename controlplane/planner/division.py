@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from controlplane.planner.apply import apply_commands, apply_config
-from controlplane.planner.divide import Limits, divide
+from controlplane.planner.divide import EPSILON, Limits, divide
 from controlplane.planner.division_report import DivisionPlan, DivisionReport, Kind, ModelReport
 from controlplane.planner.fleets import Inventory
 from controlplane.planner.judge import MIN_SPAN_S
@@ -33,6 +33,7 @@ def make_division(
     sides = [Side(one) for one in asked]
     inventory = asked[0].prepared.inventory
     limits = Limits(tuple(stock.num_gpus for stock in inventory.stocks), budget)
+    _check_now(asked, inventory)
     if divide([side.demand() for side in sides], limits) is None:
         raise _impossible(sides, limits, inventory)
     equal = [side.best_within(part) for side, part in zip(sides, _equal(limits, len(sides)), strict=True)]
@@ -42,7 +43,8 @@ def make_division(
     others = [_report("equal", sides, equal, limits, inventory)] if len(sides) > 1 else []
     if any(one.asked.now is not None for one in sides):
         others.append(_report("now", sides, now, limits, inventory))
-    verdict = say("divide.but", verdict=_own(chosen), others=tuple(_compared(one) for one in others))
+    compared = tuple(_compared(one, budget) for one in others)
+    verdict = say("divide.but", verdict=_own(chosen), others=compared)
     verdict = verdict if others else _own(chosen)
     said = (*warnings, *_short(sides))
     fleets = [side.found[pick].fleet for side, pick in zip(sides, picks, strict=True)]
@@ -59,6 +61,19 @@ def make_division(
         num_fleets=sum(len(side.found) for side in sides), num_runs=sum(side.asked.judge.num_runs for side in sides),
         wall_s=time.perf_counter() - began,
     )  # fmt: skip
+
+
+def _check_now(asked: Sequence[Asked], inventory: Inventory) -> None:
+    """What serves the models now is part of what there is. Raises InvalidValue."""
+    now: Counter[str] = Counter()
+    for one in asked:
+        if one.now is not None:
+            now.update(gpus_of(one.now))
+    for stock in inventory.stocks:
+        if (num := now[stock.hardware]) > stock.num_gpus:
+            raise InvalidValue(
+                say("divide.more_now", num=num, hardware=stock.hardware, there=stock.num_gpus)
+            )  # fmt: skip
 
 
 def _search(sides: Sequence[Side], limits: Limits, inventory: Inventory, rounds: int) -> tuple[int, ...]:
@@ -92,9 +107,10 @@ def _impossible(sides: Sequence[Side], limits: Limits, inventory: Inventory) -> 
 
 
 def _equal(limits: Limits, num: int) -> list[Limits]:
-    """As many GPUs of each class for each; what is left over goes to the first ones."""
+    """As many GPUs of each class and as much money for each; GPUs that are left over go to the first ones."""
+    price = None if limits.price is None else limits.price / num
     return [
-        Limits(tuple(count // num + (place < count % num) for count in limits.gpus)) for place in range(num)
+        Limits(tuple(count // num + (place < count % num) for count in limits.gpus), price) for place in range(num)
     ]  # fmt: skip
 
 
@@ -144,10 +160,13 @@ def _own(chosen: DivisionReport) -> Said:
     )  # fmt: skip
 
 
-def _compared(other: DivisionReport) -> Said:
+def _compared(other: DivisionReport, budget: float | None) -> Said:
     worst = min(other.models, key=lambda one: one.share)
+    price = f"{other.price_per_hour:.2f}"
+    if budget is not None and other.price_per_hour > budget * (1 + EPSILON):
+        return say("divide.now_over", share=f"{worst.share:.0%}", model=worst.model, price=price)
     if worst.share >= 1.0:
-        return say(f"divide.{other.kind}_all", price=f"{other.price_per_hour:.2f}")
+        return say(f"divide.{other.kind}_all", price=price)
     return say(f"divide.{other.kind}", share=f"{worst.share:.0%}", model=worst.model)
 
 

@@ -60,9 +60,17 @@ def parse_wants(texts: Sequence[str]) -> tuple[Want, ...]:
 
 def _words(texts: Sequence[str]) -> list[str]:
     try:
-        return [word for text in texts for word in shlex.split(text)]
+        return [word for text in texts for word in ([text] if _is_directory(text) else shlex.split(text))]
     except ValueError as error:
         raise InvalidValue(f"{' '.join(texts)!r} cannot be read ({error}); write it like {EXAMPLE}") from None
+
+
+def _is_directory(text: str) -> bool:
+    """Its name may have spaces and quotes."""
+    try:
+        return Path(text).is_dir()
+    except OSError:  # too long for a name
+        return False
 
 
 def _want(model: str, words: Sequence[str]) -> Want:

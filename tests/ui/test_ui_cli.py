@@ -13,7 +13,7 @@ import pytest
 from ui_fakes import Fake, a_fleet, a_plan
 from ui_kit import closed_port
 
-from transfer.api import KvView, ModelView, Prediction, Quantiles
+from transfer.api import ClassView, KvView, ModelView, Prediction, Quantiles
 from ui import cli
 from ui.rebalance import shapes
 
@@ -152,11 +152,25 @@ def test_status_says_what_is_missed_now_and_where_the_time_is_lost(run, fleet: F
     said = run("status", "--url", fleet.url).out
     assert "attainment 40.0%; since start: attainment 90.0%" in said
     assert "objectives missed in the last 60 s, requests: TPOT 9, TTFT 2" in said
-    assert "bottleneck among them, until the first token: queue, waiting for compute" in said
+    assert "bottleneck of those that missed, until the first token: queue, waiting for compute" in said
     fleet.fleet = msgspec.structs.replace(fleet.fleet, missed_by={"tpot": 9})
     said = run("status", "--url", fleet.url).out
     assert "their first token came in time, so it is decode that is too slow" in said
     assert "bottleneck" not in said
+    rejected = ClassView(
+        name="default",
+        slo=None,
+        good=0,
+        total=40,
+        attainment=0.0,
+        ttft_s=Quantiles(),
+        tpot_s=Quantiles(),
+        recent_total=40,
+    )
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, classes=(rejected,))
+    said = run("status", "--url", fleet.url).out
+    assert "decode that is too slow" not in said, "others came to no answer"
+    assert "bottleneck of those that missed" in said
 
 
 def test_status_says_which_of_several_models_misses(run, fleet: Fake):

@@ -59,13 +59,28 @@ def test_a_name_may_leave_its_unit_out_and_a_star_ends_a_beginning() -> None:
     ("godput", "", "there is no series 'godput'; did you mean goodput_per_s"),
     ("prefill", "", "did you mean stage.prefill_s?"),
     ("nothing_of_the_kind", "", "there is no series 'nothing_of_the_kind'; `phaseplane series` lists them"),
-    ("goodput", "class.chap.", "no traffic class chap has left a record; there are chat, default"),
-    ("tpot_p50", "instance.n2.", "no instance n2 has left a record; there are n.1"),
-    ("speed", "instance.n.1.", "there is no series 'speed'"),
+    ("goodput", "class.chap.", "no traffic class 'chap' has left a record; there are chat, default"),
+    ("tpot_p50", "instance.n2.", "no instance 'n2' has left a record; there are n.1"),
+    ("seed", "instance.n.1.", "there is no series 'seed'"),
 ])  # fmt: skip
 def test_what_there_is_not_is_a_sentence_that_names_what_is_near(name: str, lead: str, said: str) -> None:
     with pytest.raises(CliError, match=re.escape(said)):
         chosen([name], lead, NAMES)
+
+
+def test_what_is_known_and_has_no_value_yet_is_meant_too() -> None:
+    assert chosen(["cost_per_good", "ttft_p90"], "", NAMES) == ["cost_per_good", "ttft_p90_s"], (
+        "before any good request"
+    )
+    assert chosen(["attainment"], "class.chat.", NAMES) == ["class.chat.attainment"]
+    assert chosen(["goodput"], "", ()) == ["goodput_per_s"]
+    with pytest.raises(CliError, match="there is no series 'num_waiting'"):
+        chosen(["num_waiting"], "class.chat.", NAMES)
+
+
+def test_what_a_series_is_is_said_of_each_by_itself() -> None:
+    for known in series_names.KNOWN.values():
+        assert not [text for text in known.values() if "the same" in text or text.startswith("its ")]
 
 
 def test_rows_have_extremes_and_means_and_a_gap_is_no_zero() -> None:
@@ -74,7 +89,7 @@ def test_rows_have_extremes_and_means_and_a_gap_is_no_zero() -> None:
     assert found.down == (Gap(T + 30, T + 50),)
     goodput = found.series["goodput_per_s"]
     assert (goodput.last, goodput.low, goodput.high, goodput.mean) == (6.0, 0.0, 8.0, 3.0)
-    assert (goodput.low_at_s, goodput.high_at_s) == (T + 20, T + 60)
+    assert (goodput.last_at_s, goodput.low_at_s, goodput.high_at_s) == (T + 60, T + 20, T + 60)
     rows = [(row.at_s - T, row.last, row.low, row.high, row.mean, row.down_s) for row in goodput.rows]
     assert rows == [(0, 0.0, 0.0, 3.0, 1.0, 0.0), (30, 4.0, 3.0, 4.5, 4.0, 20.0), (60, 6.0, 5.0, 8.0, 6.0, 0.0)]
     attainment = found.series["attainment"]
@@ -193,6 +208,27 @@ def test_the_chart_shows_gaps_as_gaps_and_zero_as_a_line_at_the_bottom() -> None
     assert any(0x2800 < ord(sign) < 0x2900 for one in drawn() for sign in one)
 
 
+@pytest.mark.usefixtures("_utc")
+def test_of_what_has_ended_the_last_value_has_its_time() -> None:
+    view = SeriesView(
+        step_s=10, times=tuple(T + 10 * index for index in range(6)),
+        series={"attainment": Column(last=(1.0, 0.5, None, None, None, None)), PULSE: Column(last=(0.0,) * 6)},
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False)
+    show_report(console, report(view, ["attainment", PULSE], 60.0, 30.0, 0.0), {}, False, False)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "last 50.0% at 01-15 08:00:10, mean 75.0%" in text
+    assert "last 0, mean 0" in text
+
+
+@pytest.mark.parametrize("width", [6, 10, 12, 27, 39])
+def test_a_narrow_terminal_gets_figures_without_a_chart(width: int) -> None:
+    text = " ".join(drawn(ascii=True, width=width))
+    assert "3.00/s" in text
+    assert "|" not in text
+
+
 @pytest.fixture
 def past(fleet: Fake) -> Fake:
     fleet.series = a_view()
@@ -208,6 +244,22 @@ def test_without_a_name_the_series_are_listed(run, past: Fake) -> None:
     assert "of one instance, with --instance (n.1):" in ran.out
     listed = msgspec.json.decode(run("series", "--json", "--url", past.url).out, type=SeriesView)
     assert listed.names == NAMES
+    own = run("series", "--instance", "n.1", "--url", past.url).out
+    assert "tpot_p50_s" in own
+    assert "goodput_per_s " not in own
+    assert "of the fleet" not in own
+    ran = run("series", "--class", "chap", "--url", past.url)
+    assert ran.code == 1
+    assert "no traffic class 'chap' has left a record" in ran.err
+
+
+def test_a_star_stays_one_in_the_question(run, past: Fake) -> None:
+    ran = run("series", "*", "stage.*", "goodput", "ttft_p90", "--url", past.url)
+    assert ran.code == 0, ran.err
+    assert past.asked[-1][0].endswith("names=*,stage.*,in_flight"), "names of hundreds are too long for an address"
+    assert "attainment: share of requests" in ran.out
+    ran = run("series", "stage.*", "goodput", "--url", past.url)
+    assert past.asked[-1][0].endswith("names=stage.*,goodput_per_s,in_flight")
 
 
 def test_yesterday_is_read_by_its_short_name(run, past: Fake) -> None:

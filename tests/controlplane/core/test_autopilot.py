@@ -266,6 +266,23 @@ def test_of_equal_instances_the_same_are_named_again(monkeypatch: pytest.MonkeyP
     assert all(one != other for one, other in pairwise(told))
 
 
+def test_a_proposal_ends_with_the_instance_that_it_names() -> None:
+    world = World("4P2D", lambda _: Mix(30, 8000, 600), config(autopilot="advise")).run(30)
+    shown = world.autopilot.view(world.now).shown
+    assert shown is not None
+    assert shown.code == "advise"
+    (gone,) = shown.moves
+    world.desk.fleet.lose(world.desk.fleet.instances[gone], world.now)
+    codes = []
+    for _ in range(12):
+        shown = world.run(1.5).autopilot.view(world.now).shown
+        assert shown is not None
+        assert gone not in shown.moves
+        codes.append(shown.code)
+    assert codes[0] == "measuring", "of a fleet that is another one"
+    assert codes[-1] != "measuring"
+
+
 def test_every_look_leaves_a_line_and_the_ring_is_bounded() -> None:
     world = World("2P2D", lambda _: CALM).run(900)
     assert world.autopilot.counts["looks"] == 600

@@ -245,6 +245,20 @@ def test_the_bottleneck_is_the_stage_with_most_seconds_among_misses() -> None:
     assert "most of those that miss are over TPOT, so decode is too slow" in state.verdict
 
 
+def test_one_answer_over_tpot_does_not_explain_those_that_got_none() -> None:
+    rig = Rig(config(classes={"default": Slo(ttft_s=1.0, tpot_s=1.0)}))
+    rig.fleet("1P1D")
+    rig.decoding("r0")
+    rig.end("r0", ttft_s=0.1, tpot_s=1.5)
+    assert "over TPOT" in rig.core.state(rig.now).verdict
+    for index in range(1, 4):
+        rig.arrive(f"r{index}")
+        rig.end(f"r{index}", outcome="timed_out", ttft_s=None)
+    state = rig.core.state(rig.now)
+    assert (state.missed_by, state.attainment) == ({"tpot": 1}, 0.0)
+    assert "over TPOT" not in state.verdict
+
+
 def test_everybody_behind_a_request_without_room_waits_for_room() -> None:
     rig = Rig()
     rig.fleet("1P1D")

@@ -90,6 +90,15 @@ def test_looks_that_were_missed_in_between_agree_on_nothing() -> None:
     assert steady.num_sure(10.5, "D->P") == 0
 
 
+def test_what_was_shown_before_a_time_without_looks_is_not_shown_after_it() -> None:
+    steady = Steady(EVERY_S)
+    for number, what in enumerate(["D", "D", "D!"]):
+        steady.note(look(what, number * EVERY_S))
+    assert steady.shown is not None
+    assert steady.shown.code == "advise"
+    assert steady.note(look("quiet", 3600.0)).code == "measuring"
+
+
 # --- under load -------------------------------------------------------------------------------------------------
 
 

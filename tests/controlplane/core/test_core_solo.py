@@ -222,3 +222,13 @@ def test_plans_leave_its_role_alone() -> None:
     steps = plan(rig, "1P1D+1M").steps
     assert [one.instance_id for one in steps] == ["m0", "m1"]
     assert "keep KV to themselves and stay mixed" in refused(rig, "2P1D").message
+
+
+@pytest.mark.parametrize("changed", ["engine", "host_id", "id"])
+def test_a_name_that_would_steer_a_terminal_may_not_join(changed: str) -> None:
+    rig, name = Rig(), "a\x1b[2J" if changed == "id" else "a"
+    options = {} if changed == "id" else {changed: "x\x1b]0;gone\x07"}
+    said = refusal(rig, name, Role.MIXED, **options)
+    assert said.isprintable(), "nor by the sentence that refuses it"
+    assert "has signs that no screen can show" in said
+    welcome(rig, "b", Role.MIXED)

@@ -14,6 +14,7 @@ from controlplane.planner import division as planner_division
 from controlplane.planner.__main__ import make_parser
 from controlplane.planner.apply import apply_commands, apply_config
 from controlplane.planner.capacity import estimate
+from controlplane.planner.commands import commands
 from controlplane.planner.division import make_division
 from controlplane.planner.division_report import DivisionPlan
 from controlplane.planner.fleets import Fleet, Part, Shape, parse_current
@@ -78,6 +79,15 @@ def test_a_word_without_a_value_begins_a_model() -> None:
     assert is_several(apart)
     assert is_several([f"{SMALL} rate=2"])
     assert not is_several([SMALL])
+
+
+def test_a_directory_is_one_model_whatever_its_name_is(tmp_path: Path) -> None:
+    directory = tmp_path / "it's my model"
+    with pytest.raises(InvalidValue, match="cannot be read"):
+        is_several([str(directory)])
+    directory.mkdir()
+    assert not is_several([str(directory)])
+    assert is_several([f"{SMALL} rate=3 trace={'x' * 300}"]), "too long for the name of a file"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +227,24 @@ def test_doing_nothing_is_judged_where_it_is_known_and_may_be_the_best() -> None
     assert "doing nothing serves 0% of llama-3-8b's rate" in alone.verdict
 
 
+def test_a_budget_is_that_of_an_equal_division_too() -> None:
+    wanted = f"{SMALL} rate=60 {SLO}", f"llama-3-8b rate=60 {SLO}"
+    plan = division("8xH800", *wanted, budget=4.0)
+    (equal,) = plan.alternatives
+    assert shares(division("8xH800", *wanted)) == [1.0, 1.0]
+    assert equal.price_per_hour <= 4.0
+    assert "too" not in plan.verdict.split("; ")[1], "what the budget does not allow is not done by halves of it"
+    assert plan.chosen.least_share >= equal.least_share
+
+
+def test_doing_nothing_beyond_the_budget_is_said_to_be() -> None:
+    plan = division("8xH800", f"{SMALL} rate=60 {SLO} now=8xH800:mixed", budget=2.0)
+    assert plan.chosen.least_share < 1.0
+    assert plan.verdict.endswith(
+        "doing nothing serves 100% of llama-3.1-8b's rate and costs $16.00, more than the budget"
+    )
+
+
 def test_one_model_by_itself_has_no_equal_division() -> None:
     plan = division("2xH800", f"{SMALL} rate=1 {SLO}")
     assert plan.alternatives == ()
@@ -234,6 +262,12 @@ def test_one_model_by_itself_has_no_equal_division() -> None:
         ("8xH800", [f"{LARGE} rate=1", f"{SMALL} rate=1"], 9.0, "no division that serves every model costs at most $9"),
         ("4xH800", [f"{SMALL} rate=1 slo=ttft=1,tpot=0.0005"], None, "llama-3.1-8b: no instance of this hardware"),
         ("2xH800", [f"{SMALL} rate=1 now=2xH20:mixed"], None, "llama-3.1-8b is served by H20 now, which --fleet has"),
+        (
+            "3xH800",
+            [f"{SMALL} rate=1 now=2xH800:mixed", "llama-3-8b rate=1 now=2xH800:mixed"],
+            None,
+            "4 H800 serve the models now, and --fleet has 3",
+        ),
     ],
 )
 def test_what_no_division_can_do_is_said_in_a_sentence(
@@ -290,6 +324,11 @@ def test_the_settings_are_ones_that_the_control_plane_takes(tmp_path: Path) -> N
     assert {name: (one.ttft_s, one.tpot_s) for name, one in config.classes.items()} == {
         SMALL: (2.0, 0.05), "qwen3-14b": (1.0, 1.5),
     }  # fmt: skip
+
+
+def test_a_directory_with_a_space_in_its_name_is_one_word_of_a_command() -> None:
+    fleet = Fleet((Part(Shape("H800", 1), Role.MIXED, 2),))
+    assert shlex.split(commands(fleet, None, "/models/my model")[0])[-3] == "/models/my model"
 
 
 def test_what_is_there_stays_what_is_missing_starts_and_what_is_too_much_is_drained() -> None:
