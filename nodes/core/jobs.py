@@ -82,8 +82,8 @@ class Started(Effect, frozen=True):
 
 
 class Keeping(Effect, frozen=True):
-    """blocks: for the whole blocks of its tokens; none where nothing is missing, or no room. The first num_cached have
-    their KV."""
+    """blocks: for the whole blocks of its tokens; none where nothing is missing, or no room, or others wait for it. The
+    first num_cached have their KV."""
 
     name: str
     blocks: list[int]

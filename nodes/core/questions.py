@@ -41,6 +41,11 @@ class Questions:
         return len(self._roster.running)
 
     @property
+    def num_waiting(self) -> int:
+        """Prefill work that there is no room for yet."""
+        return len(self._roster.waiting)
+
+    @property
     def num_prefilling(self) -> int:
         return len(self._roster.prefilling)
 

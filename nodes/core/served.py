@@ -13,7 +13,7 @@ from nodes.core.admission import Admission
 from nodes.core.blocks import BlockTable
 from nodes.core.endings import Endings
 from nodes.core.events import Add, Arriving, CannotPause, Effect, Emit, KvReady, Pause, SequenceSpec, Work
-from nodes.core.jobs import Began, Cancel, Drew, JobOver, Keep, Kept, Launch, Saved, Started
+from nodes.core.jobs import Began, Cancel, Drew, JobOver, Keep, Keeping, Kept, Launch, Saved, Started
 from nodes.core.keeps import Keeps
 from nodes.core.launched import Launched
 from nodes.core.sequence import Roster, Sequence, State
@@ -47,7 +47,7 @@ class ServedCore(Admission):
             Saved: lambda event, now, effects: self._saved(event),
             Drew: lambda event, now, effects: self._drew(event, effects),
             JobOver: self._job_over,
-            Keep: self._keeps.keep,
+            Keep: self._keep,
             Kept: lambda event, now, effects: self._keeps.kept(event),
         }
 
@@ -166,6 +166,12 @@ class ServedCore(Admission):
         if launched is None or launched.job.generation != event.generation:
             return None
         return None if launched.sequence.state is State.LEAVING else launched
+
+    def _keep(self, event: Keep, now: float, effects: list[Effect]) -> None:
+        if self.num_waiting:
+            effects.append(Keeping(name=event.name, blocks=[], num_cached=0))
+        else:
+            self._keeps.keep(event, now, effects)
 
     def _other_tables(self) -> list[BlockTable]:
         return super()._other_tables() + self._keeps.tables()

@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 from nodes.core.events import Event, SequenceSpec
 from nodes.core.jobs import Keep, Keeping, Kept
-from nodes.engines.served import Job, ServedEngine
+from nodes.engines.served import Job, OnStarted, ServedEngine
 from nodes.roles.context import RoleContext
 from transfer.errors import JobFailed
 from transfer.terms import TokenIds
@@ -21,7 +21,8 @@ from transfer.terms import TokenIds
 LAST = 1_000_000
 """A priority behind those of requests."""
 MAX_COMPUTED, REST_S = 256, 60.0
-"""An engine that computed more tokens than the first has no prefix cache, or none left: it is left alone so long."""
+"""An engine that computed more tokens than the first has no prefix cache, or none left: it is left alone so long. So is
+one that has begun and is not done by the deadline."""
 
 
 class Keeper:
@@ -78,26 +79,30 @@ class Keeper:
         granted, self._granted = self._granted, None
         if granted is None or not granted.blocks:
             return
-        is_saved = False
+        is_saved, began, loop = False, asyncio.Event(), asyncio.get_running_loop()
+        deadline = loop.time() + self._context.bounds.store_s
         try:
-            async with asyncio.timeout(self._context.bounds.store_s) as self._timeout:
-                await self._save(name, spec.salt, tokens, granted)
+            async with asyncio.timeout_at(deadline) as self._timeout:
+                await self._save(name, spec.salt, tokens, granted, began.set)
             is_saved = True
             self.num_kept += 1
-        except (JobFailed, TimeoutError):
-            pass  # the next turn computes it
+        except (JobFailed, TimeoutError):  # the next turn computes it
+            if began.is_set() and loop.time() >= deadline:
+                self._rests_until_s = loop.time() + REST_S
         finally:
             self._timeout = None
             self._handle(Kept(name=name, is_saved=is_saved))
 
-    async def _save(self, name: str, salt: str, tokens: TokenIds, granted: Keeping) -> None:
+    async def _save(
+        self, name: str, salt: str, tokens: TokenIds, granted: Keeping, on_started: OnStarted
+    ) -> None:  # fmt: skip
         size, blocks = self._context.block_size, granted.blocks
         wanted = tokens[: len(blocks) * size]
         job = Job(
             name, 0, [*wanted, wanted[-1]], 0, None, blocks, num_loaded=granted.num_cached * size,
             save_from=granted.num_cached, salt=salt, priority=LAST,
         )  # fmt: skip
-        async with aclosing(self._engine.run(job, lambda: None, lambda layer, first, count: None)) as outputs:
+        async with aclosing(self._engine.run(job, on_started, lambda layer, first, count: None)) as outputs:
             async for output in outputs:
                 if output.cached_tokens is not None and len(wanted) - output.cached_tokens > MAX_COMPUTED:
                     self._rests_until_s = asyncio.get_running_loop().time() + REST_S

@@ -186,6 +186,8 @@ class BatchShell:
             raise
         finally:
             self._handling = False
+        if self._keeper is not None and self.core.num_waiting:
+            self._keeper.give_way()
         self._runs.wake()
 
     def _parts(self) -> tuple[Admission, Runs]:

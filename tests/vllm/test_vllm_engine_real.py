@@ -239,3 +239,50 @@ async def test_kv_that_failed_to_load_is_no_prefix_for_others_once_its_request_i
         await asyncio.wait([task])
     again = await run(engine, job(GREEDY, blocks, 0, len(blocks), "shared"))
     assert again.tokens == alone.tokens
+
+
+async def test_whoever_shares_kv_that_failed_to_load_computes_it_too(
+    pair: tuple[VllmEngine, VllmEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that wait for the same step: the second finds in vLLM's prefix cache what the first was to load."""
+    engine, blocks, others, began = pair[0], list(range(19)), list(range(40, 59)), asyncio.Event()
+    alone = await run(engine, job(GREEDY, blocks, 0, len(blocks), "alone"))
+    right = await run(engine, job(None, blocks, 0, 0, "right"))
+    assert right.saved
+    grant, num_granted, busy = engine._link.grant, 0, asyncio.Event()
+
+    def spoiled(given: list[int], num_loaded: int, *more: Any) -> Any:
+        nonlocal num_granted
+        num_granted += 1
+        granted = grant(given, num_loaded, *more)
+        if num_loaded:
+            engine.arena.bump(given[3])
+        return granted
+
+    async def doomed() -> None:
+        one = job(GREEDY, blocks, 320, len(blocks), "both")
+        async with aclosing(engine.run(one, began.set, lambda *what: None)) as outputs:
+            async for _ in outputs:
+                break
+
+    async def long() -> None:
+        tokens = [token + 1 for token in TOKENS] * 3
+        one = Job("long", 1, tokens, 0, SamplingParams(max_tokens=1), list(range(60, 117)), 0, 57, salt="long")
+        async with aclosing(engine.run(one, busy.set, lambda *what: None)) as outputs:
+            async for _ in outputs:
+                pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._link, "grant", spoiled)
+        first = asyncio.create_task(long())
+        await asyncio.wait_for(busy.wait(), 30)
+        second = asyncio.create_task(doomed())
+        await asyncio.sleep(0.02)
+        third = asyncio.create_task(run(engine, job(GREEDY, others, 0, 0, "both")))
+        shared = await asyncio.wait_for(third, 60)
+        await asyncio.gather(first, second)
+    assert num_granted == 3
+    assert shared.tokens == alone.tokens
+    saved, wanted = (kv(engine.arena, one, NUM_TOKENS - 1) for one in (others, blocks))
+    assert np.abs(saved - wanted).max() <= 0.02 * np.abs(wanted).max()
+    await idle(engine)

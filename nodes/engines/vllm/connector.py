@@ -22,7 +22,7 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from nodes.engines.vllm.frames import PROTOCOL, Hello
 from nodes.engines.vllm.mover import Cache, PackedCache, PlainCache
-from nodes.engines.vllm.plan import Requests, StepItem, spoiled
+from nodes.engines.vllm.plan import Requests, StepItem, num_sound
 from nodes.engines.vllm.probe import find_cells
 from nodes.engines.vllm.worker import Worker
 from transfer.errors import InvalidValue
@@ -44,7 +44,8 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._requests = Requests()
         self._over: list[int] = []
-        self._step: list[StepItem] = []
+        self._placed: list[tuple[Any, list[int]]] = []
+        self._step: list[tuple[Any, list[int]]] = []
         self._pool: Any = None
         self._worker: Worker | None = None
         self._layers: dict[str, int] = {}
@@ -64,6 +65,7 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._requests.allocated(request.request_id, num_external_tokens)
+        self._placed.append((request, list(blocks.get_block_ids()[0])))
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         counts, plan = scheduler_output.num_scheduled_tokens, StepPlan(over=self._over)
@@ -76,17 +78,26 @@ class PhaseplaneConnector(KVConnectorBase_V1):  # type: ignore[misc]
         ):
             fresh = request_id in cached.resumed_req_ids
             self._add(plan, request_id, blocks, start, counts[request_id], fresh=fresh)
-        self._step = plan.items
+        self._step, self._placed = self._placed, []
         return plan
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """vLLM leaves blocks that failed to load in its prefix cache, for whoever computes them; one that is aborted
-        before would leave them there for others."""
-        if connector_output.invalid_block_ids and self._pool is not None:
-            self._pool.evict_blocks(spoiled(self._step, connector_output.invalid_block_ids))
+        """vLLM leaves blocks that failed to load to the request which was to load them: in its prefix cache for others,
+        and to those of the same step that have found them there already. It may be aborted before it computes them, so
+        they are found by nobody, and whoever has them computes them."""
+        failed = connector_output.invalid_block_ids
+        if not failed or self._pool is None:
+            return
+        size, spoiled = self._vllm_config.cache_config.block_size, set[int]()
+        for request, table in self._step:
+            sound = num_sound(table, failed)
+            if sound < len(table):
+                request.num_computed_tokens = min(request.num_computed_tokens, sound * size)
+                spoiled.update(table[sound:])
+        self._pool.evict_blocks(spoiled)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         job = self._requests.finished(request.request_id)

@@ -94,6 +94,7 @@ class Link:
         self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._jobs: dict[int, Watched] = {}
         self._next_job = secrets.randbits(JOB_BITS) + 1
+        self._said = ""
         loop = asyncio.get_running_loop()
         self.joined: asyncio.Future[Hello] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
@@ -172,8 +173,9 @@ class Link:
         try:
             await self._converse(reader, writer)
         except (OSError, TimeoutError, PhaseplaneError) as error:
-            if not self.lost.done():
-                log.warning("a connector at %s: %s", self._path, error)
+            if not self.lost.done() and str(error) != self._said:  # one that is refused comes again, ten times a second
+                self._said = str(error)
+                log.warning("a connector at %s: %s", self._path, self._said)
             if writer in self._workers.values():
                 self._lose(f"vLLM's connector is gone: {error}")
         finally:
@@ -256,6 +258,8 @@ class Link:
         if not self.joined.done():
             self.joined.set_exception(EngineFailed(reason))
             self.joined.exception()  # whoever waits for it still gets it; nobody has to
+        for writer in self._workers.values():
+            writer.close()  # which takes every grant back from those that are still there
         for watched in self._jobs.values():
             watched.changed.set()
 

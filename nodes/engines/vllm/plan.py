@@ -155,13 +155,9 @@ class Progress:
         return range(first, self.saved)
 
 
-def spoiled(items: list[StepItem], failed: set[int]) -> set[int]:
-    """Blocks of a step whose KV is not what their tokens say: from one that failed to load to the end of each table."""
-    found: set[int] = set()
-    for item in items:
-        first = next((index for index, block in enumerate(item.blocks) if block in failed), len(item.blocks))
-        found.update(item.blocks[first:])
-    return found
+def num_sound(table: list[int], failed: set[int]) -> int:
+    """Leading blocks of a table before one that failed to load: what follows is not what its tokens say."""
+    return next((index for index, block in enumerate(table) if block in failed), len(table))
 
 
 def read_ticket(params: dict[str, Any] | None) -> Ticket | None:

@@ -6,7 +6,7 @@ import pytest
 from requests_kit import none_of, only, spec
 from served_harness import SIZE, ServedHarness, served_config
 
-from nodes.core.events import Admitted, Cached, HandsChanged
+from nodes.core.events import Admitted, Cached, HandsChanged, Work
 from nodes.core.jobs import Kept, Launch
 
 A = ("a", 1)
@@ -79,3 +79,10 @@ def test_requests_that_run_keep_their_room() -> None:
     effects = h.keep("k", A)
     assert len(effects.blocks) == 3
     assert not any(isinstance(effect, HandsChanged) for effect in h.kept("k"))
+
+
+def test_nothing_is_kept_while_a_prompt_waits(h: ServedHarness) -> None:
+    for token, num_blocks in ((3, 10), (4, 8), (5, 10)):
+        h.add(spec(f"p{token}", [token] * (num_blocks * SIZE + 1), work=Work.PREFILL))
+    assert h.core.num_waiting == 1
+    assert h.keep("k", A).blocks == []

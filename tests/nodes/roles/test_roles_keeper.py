@@ -97,6 +97,42 @@ async def test_a_save_gives_way_when_blocks_are_short() -> None:
 
 
 @virtual
+async def test_a_save_gives_way_to_a_prompt_that_waits_for_blocks() -> None:
+    tokens, prompts = prompt(40), prompt(93, seed=2)
+    async with ServedFleet("m0", "d1", options=Options(num_blocks=24)) as fleet:
+        control, engine = fleet.control, fleet.engine("m0")
+        control.reserve("m0", "a", tokens, remote=False, max_tokens=9)
+        engine.slow = 200.0
+        await control.text("a", tokens, 9)
+        await control.until(lambda: "m0/keep-1" in engine.running, "the save")
+        engine.slow = 1e6
+        control.reserve("d1", "b", prompts, max_tokens=4)
+        control.prefill("m0", "b", prompts, "d1")  # 23 of 24 blocks
+        await control.until(lambda: "b" in engine.running, "its turn", within=1.0)
+        assert keeper(fleet, "m0").num_kept == 0
+        engine.slow = 1.0
+        control.abort("m0", "b")
+        control.abort("d1", "b")
+
+
+@virtual
+async def test_an_engine_that_takes_too_long_over_an_answer_is_left_alone() -> None:
+    """It computes the answer again, beside its requests."""
+    async with ServedFleet("m0", options=LARGE) as fleet:
+        control, engine = fleet.control, fleet.engine("m0")
+        prompts = {f"r{number}": prompt(20, seed=number) for number in range(3)}
+        for name, tokens in prompts.items():
+            control.reserve("m0", name, tokens, remote=False, max_tokens=9)
+        await control.until(lambda: all(len(control.output.get(name, ())) > 5 for name in prompts), "most of them")
+        engine.slow = 8000.0
+        for name, tokens in prompts.items():
+            await control.text(name, tokens, 9)
+        await settled(fleet, "m0")
+        assert len(engine.answers) == 1
+        assert keeper(fleet, "m0").num_kept == 0
+
+
+@virtual
 async def test_an_engine_that_computes_answers_again_is_left_alone() -> None:
     """As one without a prefix cache does; the toy has none."""
     output = MAX_COMPUTED + 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodes.engines.vllm.plan import PARAMS, Progress, Requests, StepItem, read_ticket, spoiled
+from nodes.engines.vllm.plan import PARAMS, Progress, Requests, StepItem, num_sound, read_ticket
 
 
 def params(num_loaded: int, num_tokens: int, job: int = 5) -> dict[str, Any]:
@@ -99,10 +99,6 @@ def test_a_preempted_request_saves_no_block_twice() -> None:
     assert steps(progress, (0, 96)) == [range(2, 3)]
 
 
-def test_what_follows_a_block_that_failed_to_load_is_spoiled_too() -> None:
-    items = [
-        StepItem(1, [3, 4, 5], 64, 96, 0, fresh=True), StepItem(2, [3, 4, 6], 64, 96, 64, fresh=True),
-        StepItem(3, [7, 8], 0, 64, 0, fresh=True),
-    ]  # fmt: skip
-    assert spoiled(items, {4}) == {4, 5, 6}
-    assert spoiled(items, {99}) == set()
+def test_what_follows_a_block_that_failed_to_load_is_not_sound() -> None:
+    assert num_sound([3, 4, 5], {4, 5}) == 1
+    assert num_sound([3, 4, 5], {99}) == 3

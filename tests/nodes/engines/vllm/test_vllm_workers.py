@@ -235,6 +235,33 @@ async def test_one_lost_worker_is_a_lost_engine(pair: Group) -> None:
     await asyncio.wait_for(pair.link.revoke(job), 5)
 
 
+async def test_with_one_lost_worker_the_others_write_no_more(pair: Group) -> None:
+    """Blocks that a request gave back are others' by then; another agent is found later."""
+    job = pair.grant([7], 0, 0, 8)
+    async with asyncio.timeout(5):
+        while pair.workers[0]._link.granted(job) is None:  # noqa: ASYNC110 (a thread takes it)
+            await asyncio.sleep(0.005)
+        pair.workers[1].close()
+        await pair.link.lost
+        await pair.link.revoke(job)
+        while pair.workers[0]._link.granted(job) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_what_is_refused_again_and_again_is_logged_once(pair: Group, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        raw = Raw(*await asyncio.open_unix_connection(pair.link._path))
+        raw.say(hello(0, 2, 4, "another"))
+        assert isinstance(await raw.hear(), Refused)
+        await raw.close()
+    async with asyncio.timeout(5):
+        while len(pair.link._conversations) > 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert [record.message for record in caplog.records].count(
+        f"a connector at {pair.link._path}: another vLLM has joined this agent already; give each a socket of its own"
+    ) == 1  # fmt: skip
+
+
 async def test_the_workers_of_a_vllm_that_runs_join_the_next_agent(pair: Group) -> None:
     await pair.link.close()
 
