@@ -7,7 +7,7 @@ from rich.table import Table
 
 from controlplane.planner.apply import CONFIG
 from controlplane.planner.division_report import DivisionPlan, DivisionReport, ModelReport
-from controlplane.planner.view import make_table, show_inputs, title
+from controlplane.planner.view import make_table, show_inputs, show_origin, title
 
 LABELS = {"chosen": "Chosen", "equal": "An equal division", "now": "Doing nothing"}
 
@@ -21,13 +21,7 @@ def show_division(console: Console, plan: DivisionPlan) -> None:
         title(console, LABELS[division.kind])
         console.print(_models(division))
         console.print(_summary(division), soft_wrap=True)
-    title(console, "Where this comes from")
-    for text in plan.provenance:
-        console.print(f"  {text}", soft_wrap=True)
-    console.print(
-        f"  {plan.num_fleets} fleets were estimated and {plan.num_runs} runs simulated in {plan.wall_s:.0f} s; "
-        "ranges are 80 % intervals of the latency model's error and the bisection"
-    )
+    show_origin(console, plan)
     title(console, "To apply")
     console.print(f"  in {CONFIG}:")
     for line in plan.config.splitlines():

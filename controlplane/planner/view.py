@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from controlplane.planner.division_report import DivisionPlan
 from controlplane.planner.report import FleetReport, Input, PlanReport
 
 
@@ -43,13 +44,7 @@ def show(console: Console, report: PlanReport, plot: str) -> None:
     gpu, dollar = report.best_per_gpu, report.best_per_dollar
     console.print(f"  most a GPU: {gpu.fleet}, {gpu.per_gpu:.3g} requests a second each", soft_wrap=True)
     console.print(f"  most a dollar an hour: {dollar.fleet}, {dollar.per_dollar:.3g} requests a second", soft_wrap=True)
-    title(console, "Where this comes from")
-    for text in report.provenance:
-        console.print(f"  {text}", soft_wrap=True)
-    console.print(
-        f"  {report.num_fleets} fleets were estimated and {report.num_runs} runs simulated in {report.wall_s:.0f} s; "
-        "ranges are 80 % intervals of the latency model's error and the bisection"
-    )
+    show_origin(console, report)
     title(console, "To apply")
     for line in report.commands:
         console.print(f"  {line}", soft_wrap=True)
@@ -64,6 +59,17 @@ def show_inputs(console: Console, inputs: Sequence[Input], warnings: Sequence[st
     console.print(table)
     for text in warnings:
         console.print(f"warning: {text}", soft_wrap=True)
+
+
+def show_origin(console: Console, report: PlanReport | DivisionPlan) -> None:
+    """What it rests on, and how much was tried."""
+    title(console, "Where this comes from")
+    for text in report.provenance:
+        console.print(f"  {text}", soft_wrap=True)
+    console.print(
+        f"  {report.num_fleets} fleets were estimated and {report.num_runs} runs simulated in {report.wall_s:.0f} s; "
+        "ranges are 80 % intervals of the latency model's error and the bisection"
+    )
 
 
 def _fleets(rows: tuple[FleetReport, ...]) -> Table:

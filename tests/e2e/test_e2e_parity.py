@@ -23,6 +23,9 @@ MARGIN = 1e-3
 F32 = ("--dtype", "float32")
 SHORT = [prompt for prompt in PROMPTS if len(prompt["prompt"]) <= 700]
 """32 of the 40."""
+SHORT_OR_ALL = pytest.mark.parametrize(
+    "prompts", [pytest.param(SHORT, id="short"), pytest.param(PROMPTS, id="all", marks=pytest.mark.slow)]
+)
 
 
 def bodies(prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,9 +54,7 @@ def cached(answers: list[Answer]) -> int:
     return sum((answer.usage or {})["prompt_tokens_details"]["cached_tokens"] for answer in answers)
 
 
-@pytest.mark.parametrize(
-    "prompts", [pytest.param(SHORT, id="short"), pytest.param(PROMPTS, id="all", marks=pytest.mark.slow)]
-)
+@SHORT_OR_ALL
 def test_1p1d_cold_then_prefix_cache_then_pool(
     tmp_path: Path, smollm2_dir: Path, prompts: list[dict[str, Any]]
 ) -> None:
@@ -80,24 +81,25 @@ def test_forced_preemption_changes_no_token(tmp_path: Path, smollm2_dir: Path) -
     env = {"PHASEPLANE_NUM_BLOCKS": "256", "PHASEPLANE_TOKEN_BUDGET": "64", "PHASEPLANE_MAX_RUNNING": "32",
            "PHASEPLANE_SCHEDULER_POLICY": "slo"}  # fmt: skip
     with running(tmp_path / "s", "--prefill", "1", "--decode", "1", *F32, env=env) as fleet:
-        ask(fleet, SHORT)
+        ask(fleet, PROMPTS)
         state = fleet.at_rest()
         assert sum(instance["num_preemptions"] for instance in state["instances"]) > 0, "nothing was preempted"
 
 
-def test_migration_changes_no_token(tmp_path: Path, smollm2_dir: Path) -> None:
+@SHORT_OR_ALL
+def test_migration_changes_no_token(tmp_path: Path, smollm2_dir: Path, prompts: list[dict[str, Any]]) -> None:
     """Running decodes move to another instance when theirs becomes a prefill instance, and back."""
     with running(tmp_path / "s", "--prefill", "1", "--decode", "2", *F32) as fleet:
 
         async def both() -> list[Answer]:
-            answers = asyncio.create_task(complete_all(fleet.url, bodies(SHORT), concurrency=32))
+            answers = asyncio.create_task(complete_all(fleet.url, bodies(prompts), concurrency=32))
             for shape in ("2P1D", "1P2D"):
                 await asyncio.sleep(1.5)
                 moved = await asyncio.to_thread(fleet.cli, "rebalance", shape, "--json")
                 assert moved.returncode == 0, moved.stderr
             return await answers
 
-        check_parity(SHORT, asyncio.run(both()))
+        check_parity(prompts, asyncio.run(both()))
         fleet.at_rest()
         records = fleet.get("/v1/requests?limit=200")["requests"]
         assert sum(record["num_migrations"] for record in records) > 0, "nothing migrated"

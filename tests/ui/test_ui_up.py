@@ -221,6 +221,12 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def run_until_ready(small_fleet: up.Fleet, then: Callable[[], None] = interrupt) -> None:
+    thread = after(small_fleet.ready_file.exists, then)
+    asyncio.run(small_fleet.run())
+    thread.join()
+
+
 def test_up_tells_where_everything_is_and_ctrl_c_stops_it_all(small_fleet: up.Fleet, tmp_path, capfd):
     found: list[dict[str, object]] = []
 
@@ -228,9 +234,7 @@ def test_up_tells_where_everything_is_and_ctrl_c_stops_it_all(small_fleet: up.Fl
         found.append(json.loads((tmp_path / "ready").read_text()))
         interrupt()
 
-    thread = after((tmp_path / "ready").exists, then)
-    asyncio.run(small_fleet.run())
-    thread.join()
+    run_until_ready(small_fleet, then)
     out, err = capfd.readouterr()
     assert found[0]["url"] == small_fleet.url
     for word in ("1P1D", "curl -N", "What is the capital of France?", "phaseplane status --url", str(tmp_path)):
@@ -240,7 +244,7 @@ def test_up_tells_where_everything_is_and_ctrl_c_stops_it_all(small_fleet: up.Fl
     assert not (tmp_path / "ready").exists()
 
 
-def test_up_is_ready_when_the_console_can_be_opened(small_fleet: up.Fleet, tmp_path, monkeypatch, capfd):
+def test_up_is_ready_when_the_console_can_be_opened(small_fleet: up.Fleet, monkeypatch, capfd):
     small_fleet.console_port = port = free()
     listens_late = (
         f"import socket, time; time.sleep(.5); s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"
@@ -253,30 +257,24 @@ def test_up_is_ready_when_the_console_can_be_opened(small_fleet: up.Fleet, tmp_p
             answers.append(probe.connect_ex(("127.0.0.1", port)))
         interrupt()
 
-    thread = after((tmp_path / "ready").exists, then)
-    asyncio.run(small_fleet.run())
-    thread.join()
+    run_until_ready(small_fleet, then)
     assert answers == [0]
     assert f"console http://127.0.0.1:{port}" in capfd.readouterr().out
 
 
-def test_up_goes_on_without_a_console_that_does_not_listen(small_fleet: up.Fleet, tmp_path, monkeypatch, capfd):
+def test_up_goes_on_without_a_console_that_does_not_listen(small_fleet: up.Fleet, monkeypatch, capfd):
     small_fleet.console_port = free()
     monkeypatch.setattr(up, "console_argv", lambda *_: [sys.executable, "-c", SLEEP])
     monkeypatch.setattr(up, "CONSOLE_WAIT_S", 0.3)
-    thread = after((tmp_path / "ready").exists, interrupt)
-    asyncio.run(small_fleet.run())
-    thread.join()
+    run_until_ready(small_fleet)
     out, err = capfd.readouterr()
     assert "the console does not listen after 0.3 s; its log is" in err
     assert "curl -N" in out
 
 
-def test_up_asks_with_its_own_key_and_does_not_print_it(small_fleet: up.Fleet, fleet: Fake, tmp_path, capfd):
+def test_up_asks_with_its_own_key_and_does_not_print_it(small_fleet: up.Fleet, fleet: Fake, capfd):
     fleet.api_key = small_fleet.api_key = "a long secret"
-    thread = after((tmp_path / "ready").exists, interrupt)
-    asyncio.run(small_fleet.run())
-    thread.join()
+    run_until_ready(small_fleet)
     out, err = capfd.readouterr()
     assert '-H "Authorization: Bearer $PHASEPLANE_API_KEY"' in out
     assert "set PHASEPLANE_API_KEY to a secret of server.api_keys" in out

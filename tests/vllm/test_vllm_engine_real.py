@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from socket import create_server
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from vllm_fleet import PYTHON, needs_vllm
-from vllm_jobs import ENDLESS, GREEDY, NUM_DRAWN, NUM_TOKENS, TOKENS, alive, copy, idle, job, kv, run
+from vllm_jobs import ENDLESS, GREEDY, NUM_DRAWN, NUM_TOKENS, TOKENS, alive, copy, idle, job, kv, leave, run
 
 from nodes.engines.engine import Chunk, StepBatch
 from nodes.engines.native.engine import NativeEngine
@@ -225,15 +224,9 @@ async def test_kv_that_failed_to_load_is_no_prefix_for_others_once_its_request_i
         engine.arena.bump(blocks[3])
         return granted
 
-    async def doomed() -> None:
-        one = job(GREEDY, blocks, 320, len(blocks), "shared")
-        async with aclosing(engine.run(one, began.set, lambda *what: None)) as outputs:
-            async for _ in outputs:
-                pass
-
     with monkeypatch.context() as patched:
         patched.setattr(engine._link, "grant", spoiled)
-        task = asyncio.create_task(doomed())
+        task = asyncio.create_task(leave(engine, job(GREEDY, blocks, 320, len(blocks), "shared"), began))
         await asyncio.wait_for(began.wait(), 30)  # the step is under way whose load has failed
         task.cancel()
         await asyncio.wait([task])
@@ -259,24 +252,14 @@ async def test_whoever_shares_kv_that_failed_to_load_computes_it_too(
             engine.arena.bump(given[3])
         return granted
 
-    async def doomed() -> None:
-        one = job(GREEDY, blocks, 320, len(blocks), "both")
-        async with aclosing(engine.run(one, began.set, lambda *what: None)) as outputs:
-            async for _ in outputs:
-                break
-
-    async def long() -> None:
-        tokens = [token + 1 for token in TOKENS] * 3
-        one = Job("long", 1, tokens, 0, SamplingParams(max_tokens=1), list(range(60, 117)), 0, 57, salt="long")
-        async with aclosing(engine.run(one, busy.set, lambda *what: None)) as outputs:
-            async for _ in outputs:
-                pass
-
+    tokens = [token + 1 for token in TOKENS] * 3
+    long = Job("long", 1, tokens, 0, SamplingParams(max_tokens=1), list(range(60, 117)), 0, 57, salt="long")
+    doomed = job(GREEDY, blocks, 320, len(blocks), "both")
     with monkeypatch.context() as patched:
         patched.setattr(engine._link, "grant", spoiled)
-        first = asyncio.create_task(long())
+        first = asyncio.create_task(leave(engine, long, busy))
         await asyncio.wait_for(busy.wait(), 30)
-        second = asyncio.create_task(doomed())
+        second = asyncio.create_task(leave(engine, doomed, began, num_outputs=1))
         await asyncio.sleep(0.02)
         third = asyncio.create_task(run(engine, job(GREEDY, others, 0, 0, "both")))
         shared = await asyncio.wait_for(third, 60)

@@ -18,7 +18,7 @@ from vllm_fleet import ARGS, ENVIRONMENT, PYTHON, START_S, bodies, needs_vllm, v
 
 from controlplane.validation.recorded import recorded_fleet
 
-pytestmark = [pytest.mark.vllm, pytest.mark.weights, needs_vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.weights, needs_vllm, pytest.mark.timeout(600)]
 
 BAR = 0.15
 
@@ -56,15 +56,10 @@ def served_by(fleet: Fleet) -> Counter[str]:
 
 
 def test_calibration_predicts_a_bench_run(tmp_path: Path) -> None:
-    """The better of two rounds: other work on the machine during one of them only ever makes it worse."""
-    rounds = []
-    for number in range(2):
-        directory = tmp_path / f"round-{number}"
-        directory.mkdir()
-        rounds.append(errors_of_p50(directory))
-        if max(rounds[-1]) <= BAR:
-            return
-    assert min(max(errors) for errors in rounds) <= BAR, f"off in TTFT and TPOT by {rounds}, load {os.getloadavg()}"
+    """On a machine that does nothing else."""
+    ttft, tpot = errors_of_p50(tmp_path)
+    assert ttft <= BAR
+    assert tpot <= BAR
 
 
 def errors_of_p50(directory: Path) -> tuple[float, float]:

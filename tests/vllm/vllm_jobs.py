@@ -45,6 +45,16 @@ async def run(engine: VllmEngine, job: Job) -> Ran:
     return ran
 
 
+async def leave(engine: VllmEngine, job: Job, began: asyncio.Event, *, num_outputs: int | None = None) -> None:
+    """Run a job, and leave after so many outputs; None: when it has ended, or whoever runs this does."""
+    num_seen = 0
+    async with aclosing(engine.run(job, began.set, lambda *what: None)) as outputs:
+        async for _ in outputs:
+            num_seen += 1
+            if num_seen == num_outputs:
+                return
+
+
 def job(sampling: SamplingParams | None, blocks: list[int], num_loaded: int, save_from: int, salt: str) -> Job:
     return Job("r", 1, TOKENS, 0, sampling, blocks, num_loaded, save_from, salt=salt)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 
-import msgspec
 import pytest
+from planner_kit import printed
 from rich.console import Console
 
 from controlplane.planner import __main__ as program
@@ -22,11 +21,7 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def plan() -> DivisionPlan:
-    out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdout", out)
-        assert program.main([*ARGUMENTS, "--json"]) == 0
-    return msgspec.convert(json.loads(out.getvalue()), DivisionPlan)
+    return printed(ARGUMENTS, DivisionPlan)
 
 
 def test_the_program_divides_simulates_and_reports(plan: DivisionPlan) -> None:

@@ -90,8 +90,8 @@ def test_nothing_jumps_on_overview_and_requests(fleet: Up):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_nothing_jumps_on_any_page_while_figures_come(fleet: Up):
-    assert shifts(fleet, PAGES, 4.0) <= GOOD_SHIFT
+def test_nothing_jumps_on_any_page_over_ten_seconds(fleet: Up):
+    assert shifts(fleet, PAGES, 10.0) <= GOOD_SHIFT
 
 
 def shifts(fleet: Up, names: tuple[str, ...], live_s: float) -> float:

@@ -246,6 +246,7 @@ async def test_with_one_lost_worker_the_others_write_no_more(pair: Group) -> Non
         await pair.link.revoke(job)
         while pair.workers[0]._link.granted(job) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+    assert not pair.link._conversations
 
 
 async def test_what_is_refused_again_and_again_is_logged_once(pair: Group, caplog: pytest.LogCaptureFixture) -> None:
