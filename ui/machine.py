@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from pathlib import Path
+
+PORTS = range(20_000, 30_000)
+TRIES = 20
+_RANDOM = random.SystemRandom()
 
 
 def state_dir() -> Path:
@@ -15,12 +20,15 @@ def state_dir() -> Path:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that nobody listens on at this moment, of those that no system gives to outgoing connections: one of these
+    might have it before it is used."""
+    for _ in range(TRIES):
+        if port_is_free(host, port := _RANDOM.choice(PORTS)):
+            return port
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind(address)
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def port_is_free(host: str, port: int) -> bool:

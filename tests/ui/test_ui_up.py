@@ -22,6 +22,7 @@ from transfer.errors import InvalidValue
 from transfer.models import model_dir
 from ui import up, up_command
 from ui.errors import CliError
+from ui.machine import free_port
 
 
 @pytest.fixture
@@ -175,6 +176,13 @@ def test_weights_run_in_the_dtype_they_are_kept_in(run, tmp_path, seen):
     (tmp_path / "config.json").write_text("{}")
     assert run(*command).code == 0
     assert [fleet.plan.dtype for fleet in seen] == ["bfloat16", "float32", None]
+
+
+def test_a_port_that_is_found_free_is_none_that_an_outgoing_connection_takes():
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found = {free_port("127.0.0.1") for _ in range(50)}
+    assert not any(low <= port <= high for port in found)
+    assert len(found) > 25
 
 
 def test_one_state_directory_has_one_fleet(tmp_path):
