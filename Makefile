@@ -119,6 +119,7 @@ bench: pull ## Measure engine, transfer, gateway and reuse of KV beside their pe
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-policies: install ## Every placement policy on the same simulated traffic; ARGS="--data DIR --quick"; resumable
+	-$(BIN)/python -m controlplane.sim.compiling
 	$(BIN)/python benchmarks/bench_policies.py $(ARGS)
 
 soak: install ## Ten minutes of steady load: does memory grow, does a request fail?

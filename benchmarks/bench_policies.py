@@ -20,6 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from controlplane.sim.compiled import use_copy
+
+use_copy()  # before anything that is in it
+
 from bench_cells import (
     AUTOPILOT,
     BLOCK_SIZE,

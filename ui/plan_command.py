@@ -61,6 +61,9 @@ def plan(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal plans.")] = 0,
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens of a KV block.")] = 512,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="In plain Python, also where `make fast` has compiled the simulator.")
+    ] = False,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the frontier into a file.")] = None,
     json: Json = False,
     config: Config = None,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
-from controlplane.sim.compiled import copy_dir, use_compiled
-
-NO_COMPILE = "--no-compile"
+from controlplane.sim.compiled import NO_COMPILE, use_copy
 
 
 def main() -> int:
     """Choose between the copy and the sources before either is imported."""
-    plain = NO_COMPILE in sys.argv
-    compiled = not plain and use_compiled(copy_dir())
+    compiled = use_copy()
     from controlplane.sim.program import main
 
-    return main(before_many=None if plain or compiled else _compile_first)
+    return main(before_many=None if compiled or NO_COMPILE in sys.argv else _compile_first)
 
 
 def _compile_first() -> None:

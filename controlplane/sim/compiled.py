@@ -46,6 +46,7 @@ MODULES = {
     ),
 }  # fmt: skip
 """Where requests spend their time; what only sets things up gains nothing, and message types stay as they are."""
+NO_COMPILE = "--no-compile"
 SUFFIX: str = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -79,6 +80,11 @@ def use_compiled(directory: Path) -> bool:
         sys.meta_path.insert(0, _Finder(files))
         return True
     return False
+
+
+def use_copy() -> bool:
+    """As use_compiled with the copy of the present sources, unless this program was told NO_COMPILE."""
+    return NO_COMPILE not in sys.argv and use_compiled(copy_dir())
 
 
 def is_compiled() -> bool:

@@ -1,10 +1,13 @@
 """Section: what the simulator predicts of a fleet that was recorded, beside what its clients measured.
 
-Reads a flight recording: the instances as they declared themselves, the requests as they came, and how each ended.
+Reads a flight recording: the instances as they declared themselves, the requests as they came, and how each ended. The
+first quarter of the requests tells how instances' steps compared with their profiles, as the scheduler learns it while
+it serves; errors are of the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +22,7 @@ from controlplane.sim.recordings import read_recording
 from controlplane.sim.spec import NodeSpec, SimConfig
 from controlplane.validation.section import Section, percent
 from controlplane.validation.simulated import quantile
+from transfer.api import RequestRecord
 from transfer.errors import InvalidValue
 from transfer.terms import Role
 from transfer.wire.messages import Heartbeat, Hello, Reserved
@@ -27,6 +31,8 @@ TITLE = "A fleet recorded here"
 BAR = 0.10
 SHARES = (0.5, 0.9)
 MIN_ENDED = 20
+LEARNED = 0.25
+"""Part of the requests, the first ones, during which instances' own correction of their step times is heard."""
 ANSWER_SHARE = 0.25
 """Slower answers waited in the line for a place, which is simulated."""
 
@@ -34,16 +40,33 @@ ANSWER_SHARE = 0.25
 class Recorded(NamedTuple):
     """One recording: how its core was set up, who declared themselves, and what requests that ended well took.
 
-    answer_s: of requests, from arrival until their instance had answered the first message about them.
-    speeds: measured over predicted step time, as instances told it while they ran something.
+    arrived: when each request came, in their order. answer_s: of requests, from arrival until their instance had
+    answered the first message about them. speeds: (when, measured over predicted step time), as each instance told it
+    while it ran something.
     """
 
     config: CoreConfig
     hellos: dict[str, Hello]
-    ttft_s: list[float]
-    tpot_s: list[float]
+    arrived: dict[str, float]
+    ended: dict[str, Ended]
     answer_s: list[float]
-    speeds: list[float]
+    speeds: dict[str, list[tuple[float, float]]]
+
+    @property
+    def judged(self) -> list[str]:
+        """Requests that errors are of, by arrival."""
+        return list(self.arrived)[int(LEARNED * len(self.arrived)) :]
+
+    @property
+    def ends(self) -> list[Ended]:
+        """Of those that ended."""
+        return [self.ended[name] for name in self.judged if name in self.ended]
+
+    def speed(self, instance_id: str) -> float:
+        """How many times as long as predicted its steps took while the first requests came; 1.0 where it ran none."""
+        until = self.arrived[self.judged[0]]
+        told = [speed for at, speed in self.speeds.get(instance_id, []) if at < until]
+        return quantile(told, 0.5) if told else 1.0
 
     @property
     def control_s(self) -> float:
@@ -62,73 +85,86 @@ def recorded_fleet(recording: Path | None) -> Section:
         )
     found = _read(recording)
     trace = read_recording(recording)
-    nodes = [_node(hello) for hello in found.hellos.values()]
     layout = next((one.layout for one in found.hellos.values() if one.layout is not None), None)
-    latencies = [one.latency for one in nodes if one.latency is not None]
-    if layout is None or not latencies:
+    declared = [_node(hello) for hello in found.hellos.values()]
+    provenances = sorted({one.latency.provenance for one in declared if one.latency is not None})
+    if layout is None or not provenances:
         raise InvalidValue(f"no engine declares itself in {recording}; give the first file (part 000000) of the fleet")
+    speeds = {one.id: found.speed(one.id) for one in declared if one.latency is not None}
+    nodes = [
+        one if one.latency is None else replace(one, latency=one.latency.scaled(speeds[one.id])) for one in declared
+    ]
     config = SimConfig(
         core=replace(found.config, autopilot="off"), model="recorded", token_bytes=float(layout.token_bytes),
         block_size=layout.block_size, layout=layout,
     )  # fmt: skip
     records = simulate(nodes, trace.requests, config).records
-    ttft = [one.ttft_s + found.control_s for one in records if one.ttft_s is not None]
-    tpot = [one.tpot_s for one in records if one.tpot_s is not None]
-    provenances = sorted({one.provenance for one in latencies})
+    first = len(found.arrived) - len(found.judged)
+    predicted = [one for one in records if int(one.request_id[1:]) >= first]
     rows, errors = [], []
-    for name, measured, predicted in (("TTFT", found.ttft_s, ttft), ("TPOT", found.tpot_s, tpot)):
+    for name, real, ours in (
+        ("TTFT", _ttft(found.ends), [one + found.control_s for one in _ttft(predicted)]),
+        ("TPOT", _tpot(found.ends), _tpot(predicted)),
+    ):
         for share in SHARES:
-            real, ours = quantile(measured, share), quantile(predicted, share)
-            errors.append(abs(ours / real - 1.0))
-            rows.append((f"{name} p{100 * share:.0f}", f"{1e3 * real:.1f}", f"{1e3 * ours:.1f}", percent(errors[-1])))
+            took, said = quantile(real, share), quantile(ours, share)
+            errors.append(abs(said / took - 1.0))
+            rows.append((f"{name} p{100 * share:.0f}", f"{1e3 * took:.1f}", f"{1e3 * said:.1f}", percent(errors[-1])))
     return Section(
         title=TITLE,
         verdict=f"TTFT and TPOT, p50 and p90, are predicted {percent(min(errors))} to {percent(max(errors))} off; the "
         f"bar is {percent(BAR, 0)} each.",
         table=[("", "measured ms", "predicted ms", "error"), *rows],
         notes=[
-            f"{len(trace.requests)} requests on {', '.join(f'{one.role} ({one.hardware})' for one in nodes)}; step "
-            f"times by the profiles the instances declared ({', '.join(provenances)}).",
-            f"Predicted TTFT has {1e3 * found.control_s:.1f} ms for messages, as the quicker answers of instances took."
-            + (
-                f" Steps took {quantile(found.speeds, 0.5):.2f} times as long as predicted, as instances told (median)."
-                if found.speeds
-                else ""
-            ),
+            f"{len(predicted)} requests, the last of {len(trace.requests)}, on "
+            f"{', '.join(f'{one.role} ({one.hardware})' for one in nodes)}; step times by the profiles the instances "
+            f"declared ({', '.join(provenances)}), times what they measured while the first requests came: "
+            f"{', '.join(f'{one:.2f}' for one in speeds.values())}.",
+            f"Predicted TTFT has {1e3 * found.control_s:.1f} ms for messages, as the quicker answers of instances "
+            "took.",
         ],
         passed=max(errors) <= BAR,
         figures=tuple((f"{row[0].replace(' ', '_')}_error", error) for row, error in zip(rows, errors, strict=True)),
     )
 
 
+def _ttft(ended: Iterable[Ended | RequestRecord]) -> list[float]:
+    return [one.ttft_s for one in ended if one.outcome == "ok" and one.ttft_s is not None]
+
+
+def _tpot(ended: Iterable[Ended | RequestRecord]) -> list[float]:
+    return [one.tpot_s for one in ended if one.outcome == "ok" and one.tpot_s is not None]
+
+
 def _read(recording: Path) -> Recorded:
     header, entries = read(chunks(recording))
-    found, arrived = Recorded(header.config, {}, [], [], [], []), dict[str, float]()
+    found, waiting = Recorded(header.config, {}, {}, {}, [], {}), dict[str, float]()
     for entry in entries:
         event = entry.event
         if isinstance(event, FromNode):
-            _heard(found, arrived, event, entry.now)
+            _heard(found, waiting, event, entry.now)
         elif isinstance(event, Arrived):
-            arrived[event.request.request_id] = event.request.arrived_s
-        elif isinstance(event, Ended) and event.outcome == "ok" and event.ttft_s is not None:
-            found.ttft_s.append(event.ttft_s)
-            if event.tpot_s is not None:
-                found.tpot_s.append(event.tpot_s)
-    if min(len(found.ttft_s), len(found.tpot_s)) < MIN_ENDED:
+            one = event.request
+            found.arrived[one.request_id] = waiting[one.request_id] = one.arrived_s
+        elif isinstance(event, Ended):
+            found.ended[event.request_id] = event
+    num = len(_tpot(found.ends))
+    if num < MIN_ENDED:
         raise InvalidValue(
-            f"{len(found.tpot_s)} requests of several tokens ended well in {recording}; record at least {MIN_ENDED}"
+            f"{num} requests of several tokens ended well in {recording} after its first quarter; record at least "
+            f"{MIN_ENDED}"
         )
     return found
 
 
-def _heard(found: Recorded, arrived: dict[str, float], event: FromNode, now: float) -> None:
+def _heard(found: Recorded, waiting: dict[str, float], event: FromNode, now: float) -> None:
     message = event.message
     if isinstance(message, Hello):
         found.hellos[event.instance_id] = message
-    elif isinstance(message, Reserved) and message.request_id in arrived:
-        found.answer_s.append(now - arrived.pop(message.request_id))
+    elif isinstance(message, Reserved) and message.request_id in waiting:
+        found.answer_s.append(now - waiting.pop(message.request_id))
     elif isinstance(message, Heartbeat) and message.load.num_running:
-        found.speeds.append(message.load.speed)
+        found.speeds.setdefault(event.instance_id, []).append((now, message.load.speed))
 
 
 def _node(hello: Hello) -> NodeSpec:

@@ -72,14 +72,17 @@ class Stepper:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            plan = self._core.next_step(loop.time())
+            begun = loop.time()
+            plan = self._core.next_step(begun)
             if plan is None:
                 self._wake.clear()
                 await self._wake.wait()
             else:
-                await self._step(plan)
+                await self._step(plan, begun)
 
-    async def _step(self, plan: StepPlan) -> None:
+    async def _step(self, plan: StepPlan, begun: float) -> None:
+        """begun: when it was asked for. What an instance takes for a step includes planning and telling it: its
+        requests wait for that, too."""
         context, loop = self._context, asyncio.get_running_loop()
         for request_id in plan.started:
             if (leg := self._find(request_id, None)) is not None:
@@ -114,7 +117,6 @@ class Stepper:
             stream.finalise(upto, since, now)
         for fetch in fetches:
             fetch.held_step(result.waited_s)
-        self.meter.measured(result.duration_s - result.waited_s, predicted, now)
         self._handle(StepDone(sampled=result.sampled, duration_s=result.duration_s))
         if self.items:
             items, self.items = tuple(self.items), []
@@ -124,6 +126,8 @@ class Stepper:
                     num_prefill_tokens=plan.num_prefill_tokens,
                 )
             )  # fmt: skip
+        ended = loop.time()
+        self.meter.measured(ended - begun - result.waited_s, predicted, ended)
 
     def _fetches(self, plan: StepPlan) -> list[PoolFetch]:
         """What the step has to wait for. Raises IllegalTransition when it cannot be told: its KV would be wrong."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from controlplane.planner import __main__ as program
+from controlplane.planner import cli as program
 
 T = TypeVar("T", bound=msgspec.Struct)
 

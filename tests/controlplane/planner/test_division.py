@@ -11,9 +11,9 @@ import pytest
 
 from controlplane.config import load_config
 from controlplane.planner import division as planner_division
-from controlplane.planner.__main__ import make_parser
 from controlplane.planner.apply import apply_commands, apply_config
 from controlplane.planner.capacity import estimate
+from controlplane.planner.cli import make_parser
 from controlplane.planner.commands import commands
 from controlplane.planner.division import make_division
 from controlplane.planner.division_report import DivisionPlan

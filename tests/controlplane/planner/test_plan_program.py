@@ -8,7 +8,7 @@ import pytest
 from planner_kit import printed
 from rich.console import Console
 
-from controlplane.planner import __main__ as program
+from controlplane.planner import cli as program
 from controlplane.planner.report import PlanReport
 from controlplane.planner.view import show
 

@@ -14,12 +14,22 @@ from pathlib import Path
 import pytest
 
 from controlplane.sim import __main__ as start
-from controlplane.sim import compiling
-from controlplane.sim.compiled import FOLDERS, ROOT, SUFFIX, copy_dir, is_compiled, sources, use_compiled
+from controlplane.sim import compiled, compiling
+from controlplane.sim.compiled import (
+    FOLDERS,
+    NO_COMPILE,
+    ROOT,
+    SUFFIX,
+    copy_dir,
+    is_compiled,
+    sources,
+    use_compiled,
+    use_copy,
+)
 from controlplane.sim.compiling import ensure_copy, lacking
 from controlplane.sim.program import main
 
-RUN = ("--model", "llama-3.1-8b", "--trace", "generated:agentic", "--rate", "6", "--slo", "ttft=5,tpot=.05", "--json")
+RUN = ("--model", "llama-3.1-8b", "--trace", "generated:agentic", "--rate", "6", "--slo", "ttft=5,tpot=.05")
 PLAIN_FLEET, POOL_FLEET = "2xH800:prefill,2xH20:decode", "2xH800:prefill,2xH20:decode,1xH800:mixed,1xCPU:kv_pool"
 
 
@@ -79,6 +89,16 @@ def test_what_is_compiled_exists_and_is_not_used_here() -> None:
     assert all(path.is_file() for path in sources())
     assert not is_compiled()
     assert not use_compiled(copy_dir())  # there is none
+
+
+def test_who_wants_plain_python_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(compiled, "use_compiled", lambda directory: not asked.append(directory))
+    assert use_copy()
+    assert asked == [copy_dir()]
+    monkeypatch.setattr(compiled.sys, "argv", ["simulate", NO_COMPILE])
+    assert not use_copy()
+    assert asked == [copy_dir()]
 
 
 def test_a_copy_is_not_used_beside_modules_of_the_sources(tmp_path: Path) -> None:
@@ -163,7 +183,7 @@ def test_a_long_run_is_compiled_first_and_a_short_one_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[int] = []
-    flags = ["--fleet", PLAIN_FLEET, *RUN, "--num", "20"]
+    flags = ["--fleet", PLAIN_FLEET, *RUN, "--num", "20", "--json"]
     assert main(flags, lambda: asked.append(1)) == 0
     assert asked == []
     monkeypatch.setattr("controlplane.sim.program.MANY", 20)
@@ -200,6 +220,11 @@ def test_compiled_runs_are_equal_to_plain_ones(monkeypatch: pytest.MonkeyPatch) 
         for one in found:
             del one["wall_s"], one["requests_per_wall_s"]
         assert found[0] == found[1]
+    flags = ["--fleet=2xH800,2xH20", "--model=llama-3.1-8b", "--trace=generated:conversation?num=60", "--num=60",
+             "--effort=1", "--no-baselines"]  # fmt: skip
+    found = [_report(flags, "controlplane.planner"), _report([*flags, "--no-compile"], "controlplane.planner")]
+    assert found[0].pop("wall_s") != found[1].pop("wall_s")
+    assert found[0] == found[1]
 
 
 def _runs(process: int) -> bool:
@@ -209,7 +234,7 @@ def _runs(process: int) -> bool:
         return False
 
 
-def _report(flags: list[str]) -> dict[str, object]:
-    command = [sys.executable, "-m", "controlplane.sim", *flags]
+def _report(flags: list[str], program: str = "controlplane.sim") -> dict[str, object]:
+    command = [sys.executable, "-m", program, *flags, "--json"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     return json.loads(ran.stdout)

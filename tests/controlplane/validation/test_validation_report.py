@@ -15,6 +15,7 @@ from controlplane.core.events import Arrived, Event, FromNode
 from controlplane.core.recorder import FlightRecorder
 from controlplane.sim.driver import Simulation
 from controlplane.sim.fleet import parse_fleet
+from controlplane.sim.options import parse_faults
 from controlplane.sim.spec import SimConfig
 from controlplane.validation import __main__ as program
 from controlplane.validation.cluster import splitwise_clusters
@@ -34,6 +35,7 @@ from transfer.traces.generating import generate, parse_traffic
 from transfer.wire.messages import Reserved
 
 MET = Section("One", "It is 1 % off.", [("a", "b"), ("x|y", "1")], ["A note."], True, (("error", 0.01),))
+CORE = CoreConfig(classes={"default": Slo(ttft_s=2.0, tpot_s=0.1)}, default_class="default")
 
 
 def test_a_section_in_markdown() -> None:
@@ -143,13 +145,15 @@ def test_the_papers_ttft_ends_with_the_prefill_and_their_tpot_begins_there() -> 
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
 
 
-def test_a_recorded_fleet_is_predicted_from_what_it_declared(tmp_path: Path) -> None:
+def flight(*faults: str) -> tuple[bytes, bytes]:
+    """Recordings of a simulated fleet: one, and the same with instances that take 250 ms to answer."""
     model = "llama-3.1-8b"
-    core = CoreConfig(classes={"default": Slo(ttft_s=2.0, tpot_s=0.1)}, default_class="default")
     nodes = parse_fleet("1xA100:prefill,1xA100:decode", model, 16)
-    config = SimConfig(core=core, model=model, token_bytes=131072.0, block_size=16)
+    config = SimConfig(
+        core=CORE, model=model, token_bytes=131072.0, block_size=16, faults=parse_faults(list(faults), nodes)
+    )
     run = Simulation(nodes, generate(parse_traffic("generated:poisson?rate=3&num=40")), config)
-    recorder, frames = FlightRecorder(core, 1, 0), bytearray()
+    recorder, frames = FlightRecorder(CORE, 1, 0), bytearray()
     frames += recorder.header()
 
     def journal(now: float, event: Event) -> None:
@@ -164,6 +168,11 @@ def test_a_recorded_fleet_is_predicted_from_what_it_declared(tmp_path: Path) -> 
     late = bytearray(frames)
     run.journal = journal
     run.run()
+    return bytes(frames), bytes(late)
+
+
+def test_a_recorded_fleet_is_predicted_from_what_it_declared(tmp_path: Path) -> None:
+    frames, late = flight()
     file = tmp_path / "flight.msgpack"
     file.write_bytes(frames)
     section = recorded_fleet(file)
@@ -174,9 +183,22 @@ def test_a_recorded_fleet_is_predicted_from_what_it_declared(tmp_path: Path) -> 
     assert "250.0 ms for messages" in " ".join(slow.notes)
     assert float(slow.table[1][2]) - float(section.table[1][2]) == pytest.approx(250.0, abs=1.0)
     assert slow.table[3] == section.table[3]
-    file.write_bytes(recorder.header())
+    file.write_bytes(FlightRecorder(CORE, 1, 0).header())
     with pytest.raises(InvalidValue, match="at least 20"):
         recorded_fleet(file)
+
+
+def test_what_instances_learned_of_their_steps_counts_and_is_not_learned_from_what_is_judged(tmp_path: Path) -> None:
+    file = tmp_path / "flight.msgpack"
+    file.write_bytes(flight("slow:d0x1.4@0+900")[0])
+    slow = recorded_fleet(file)
+    assert "30 requests, the last of 40" in slow.notes[0]
+    assert slow.notes[0].endswith("came: 1.00, 1.40.")
+    assert dict(slow.figures)["TPOT_p50_error"] < 0.02  # type: ignore[operator]
+    file.write_bytes(flight("slow:d0x1.4@6+900")[0])
+    later = recorded_fleet(file)
+    assert later.notes[0].endswith("came: 1.00, 1.00.")
+    assert dict(later.figures)["TPOT_p50_error"] == pytest.approx(1.0 - 1 / 1.4, abs=0.02)
 
 
 @pytest.mark.slow

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from roles_harness import BLOCK, Control, Fleet, Options, prompt, virtual
 
-from nodes.engines.emulated import continuation
+from nodes.engines.emulated import EmulatedEngine, continuation
+from nodes.engines.engine import StepResult
 from transfer.terms import Role
 from transfer.wire.endpoint import PeerEvent
 from transfer.wire.messages import (
@@ -63,6 +66,22 @@ async def test_a_slow_machine_reports_its_speed() -> None:
         await fleet.control.hand_off("r", prompt(60), max_tokens=60)
         await fleet.control.text("r", prompt(60), 60)
         assert 1.9 < fleet.shell("d0").load().speed <= 2.01
+
+
+@virtual
+async def test_what_lies_between_steps_counts_in_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests wait for the whole of it, whatever part the engine says is its own."""
+    step = EmulatedEngine.step
+
+    async def told_half(self: EmulatedEngine, *args: Any) -> StepResult:
+        result = await step(self, *args)
+        return replace(result, duration_s=result.duration_s / 2)
+
+    monkeypatch.setattr(EmulatedEngine, "step", told_half)
+    async with Fleet("p0", "d0") as fleet:
+        await fleet.control.hand_off("r", prompt(60), max_tokens=60)
+        await fleet.control.text("r", prompt(60), 60)
+        assert fleet.shell("d0").load().speed == pytest.approx(1.0, abs=0.01)
 
 
 @virtual
