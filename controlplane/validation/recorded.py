@@ -7,7 +7,7 @@ it serves; errors are of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from transfer.wire.messages import Heartbeat, Hello, Reserved
 TITLE = "A fleet recorded here"
 BAR = 0.10
 SHARES = (0.5, 0.9)
+NAMES = tuple(f"{name} p{100 * share:.0f}" for name in ("TTFT", "TPOT") for share in SHARES)
 MIN_ENDED = 20
 LEARNED = 0.25
 """Part of the requests, the first ones, during which instances' own correction of their step times is heard."""
@@ -98,25 +99,23 @@ def recorded_fleet(recording: Path | None) -> Section:
         core=replace(found.config, autopilot="off"), model="recorded", token_bytes=float(layout.token_bytes),
         block_size=layout.block_size, layout=layout,
     )  # fmt: skip
-    records = simulate(nodes, trace.requests, config).records
-    first = len(found.arrived) - len(found.judged)
-    predicted = [one for one in records if int(one.request_id[1:]) >= first]
-    rows, errors = [], []
-    for name, real, ours in (
-        ("TTFT", _ttft(found.ends), [one + found.control_s for one in _ttft(predicted)]),
-        ("TPOT", _tpot(found.ends), _tpot(predicted)),
-    ):
-        for share in SHARES:
-            took, said = quantile(real, share), quantile(ours, share)
-            errors.append(abs(said / took - 1.0))
-            rows.append((f"{name} p{100 * share:.0f}", f"{1e3 * took:.1f}", f"{1e3 * said:.1f}", percent(errors[-1])))
+    measured = _quantiles(found.ends)
+    predicted, alone = (
+        _quantiles(_judged(simulate(fleet, trace.requests, config).records, found), found.control_s)
+        for fleet in (nodes, declared)
+    )
+    errors = [abs(ours / real - 1.0) for real, ours in zip(measured, predicted, strict=True)]
+    rows = [
+        (name, f"{1e3 * real:.1f}", f"{1e3 * ours:.1f}", percent(error), f"{1e3 * plain:.1f}")
+        for name, real, ours, error, plain in zip(NAMES, measured, predicted, errors, alone, strict=True)
+    ]
     return Section(
         title=TITLE,
         verdict=f"TTFT and TPOT, p50 and p90, are predicted {percent(min(errors))} to {percent(max(errors))} off; the "
         f"bar is {percent(BAR, 0)} each.",
-        table=[("", "measured ms", "predicted ms", "error"), *rows],
+        table=[("", "measured ms", "predicted ms", "error", "by the profile alone, ms"), *rows],
         notes=[
-            f"{len(predicted)} requests, the last of {len(trace.requests)}, on "
+            f"{len(found.judged)} requests, the last of {len(trace.requests)}, on "
             f"{', '.join(f'{one.role} ({one.hardware})' for one in nodes)}; step times by the profiles the instances "
             f"declared ({', '.join(provenances)}), times what they measured while the first requests came: "
             f"{', '.join(f'{one:.2f}' for one in speeds.values())}.",
@@ -124,16 +123,22 @@ def recorded_fleet(recording: Path | None) -> Section:
             "took.",
         ],
         passed=max(errors) <= BAR,
-        figures=tuple((f"{row[0].replace(' ', '_')}_error", error) for row, error in zip(rows, errors, strict=True)),
+        figures=tuple((f"{name.replace(' ', '_')}_error", error) for name, error in zip(NAMES, errors, strict=True)),
     )
 
 
-def _ttft(ended: Iterable[Ended | RequestRecord]) -> list[float]:
-    return [one.ttft_s for one in ended if one.outcome == "ok" and one.ttft_s is not None]
+def _judged(records: Iterable[RequestRecord], found: Recorded) -> list[RequestRecord]:
+    """Of simulated requests, which are numbered, those that errors are of."""
+    first = len(found.arrived) - len(found.judged)
+    return [one for one in records if int(one.request_id[1:]) >= first]
 
 
-def _tpot(ended: Iterable[Ended | RequestRecord]) -> list[float]:
-    return [one.tpot_s for one in ended if one.outcome == "ok" and one.tpot_s is not None]
+def _quantiles(ended: Sequence[Ended | RequestRecord], control_s: float = 0.0) -> list[float]:
+    """As NAMES says, of those that ended well; control_s is added to each TTFT."""
+    well = [one for one in ended if one.outcome == "ok"]
+    ttft = [one.ttft_s + control_s for one in well if one.ttft_s is not None]
+    tpot = [one.tpot_s for one in well if one.tpot_s is not None]
+    return [quantile(times, share) for times in (ttft, tpot) for share in SHARES]
 
 
 def _read(recording: Path) -> Recorded:
@@ -148,7 +153,7 @@ def _read(recording: Path) -> Recorded:
             found.arrived[one.request_id] = waiting[one.request_id] = one.arrived_s
         elif isinstance(event, Ended):
             found.ended[event.request_id] = event
-    num = len(_tpot(found.ends))
+    num = sum(one.outcome == "ok" and one.tpot_s is not None for one in found.ends)
     if num < MIN_ENDED:
         raise InvalidValue(
             f"{num} requests of several tokens ended well in {recording} after its first quarter; record at least "
