@@ -39,7 +39,7 @@ MODULES = {
     ),
     "nodes.core": (
         "admission", "batching", "blocks", "counted", "endings", "fetching", "legs", "pins", "planning", "questions",
-        "report", "residency", "runs", "sequence", "takeover",
+        "report", "residency", "runs", "sequence", "speed", "takeover",
     ),
     "nodes.pool": (
         "holds", "index", "policy", "policy_reuse", "reuse", "store",

@@ -214,7 +214,7 @@ class SimEngine(SimNode):
                 why_not = f"{self.id} is not idle: it holds KV for {len(self.holdings())} requests; drain it first"
             else:
                 self.role = order.role
-                self.shell.stepper.measured.reset()
+                self.shell.stepper.measured.restart()
                 self.world.num_moves += 1
         self.send(
             RoleReport(

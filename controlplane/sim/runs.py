@@ -8,6 +8,7 @@ from bisect import bisect_right
 import numpy as np
 
 from nodes.core.events import StepPlan
+from nodes.core.speed import EWMA_WEIGHT, MIN_SPEED, USUAL_WEIGHT, SpeedMeter
 from transfer.profile import LatencyProfile
 
 MIN_NOISE = 0.2
@@ -115,52 +116,39 @@ def slope_of(latency: LatencyProfile, rows: int, context: int, first_s: float, c
     return slope_s
 
 
-class Measured:
-    """What an instance reports of its steps: as nodes/roles/steps.py, for many at a time."""
+class Measured(SpeedMeter):
+    """The meter of the real instances, which takes the steps of a run together."""
 
-    WEIGHT = 0.1
-    MIN_SPEED = 1e-3
-    HALF_LIFE_S = 10.0
+    def take(self, run: Run, upto: int, waited_s: float = 0.0) -> None:
+        """Steps [run.measured, upto) have ended. waited_s: how long a run of one step stood still, waiting for KV."""
+        first = step = run.measured
+        run.measured = upto
+        while step < upto and not (run.noise is None and self._is_settled(run.factor, step > first)):
+            predicted_s, duration_s = run.first_s + step * run.slope_s, run.duration_s(step)
+            step += 1
+            self.measured(duration_s, predicted_s, run.end_s(step) + waited_s)
+        if step < upto:
+            self._measured_evenly(run, step, upto)
 
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self._speed, self._at_s = 1.0, 0.0
+    def _is_settled(self, factor: float, goes_on: bool) -> bool:
+        """Whether weights no longer change, and nothing fades or is odd, where steps take `factor` times as long as
+        predicted. goes_on: the step measured last had this factor, too, and the next one follows at once."""
+        if not self.step_s:
+            return False
+        if self._speed == self._usual == factor == 1.0:
+            return True  # whatever the weights
+        return goes_on and not self._num_odd and self._num_steps * USUAL_WEIGHT >= 1.0
 
-    def speed(self, now: float) -> float:
-        if self._speed == 1.0:
-            return 1.0
-        return float(1.0 + (self._speed - 1.0) * 0.5 ** (max(0.0, now - self._at_s) / self.HALF_LIFE_S))
-
-    def reset(self) -> None:
-        self.step_s, self._speed = 0.0, 1.0
-
-    def take(self, run: Run, upto: int) -> None:
-        """Steps [run.measured, upto) have ended."""
-        first, run.measured = run.measured, upto
-        if upto <= first:
-            return
-        begun_s = run.end_s(first)
-        if run.noise is not None or not self.step_s:
-            for step in range(first, upto):
-                noise = 1.0 if run.noise is None else run.noise[step]
-                self._one(run.duration_s(step), run.factor * noise, begun_s)
-                begun_s = run.end_s(step + 1)
-            return
-        count, kept = upto - first, 1.0 - self.WEIGHT
-        if count == 1:
-            self._one(run.duration_s(first), run.factor, begun_s)
-            return
+    def _measured_evenly(self, run: Run, first: int, last: int) -> None:
+        """As `measured` for each of the steps [first, last), once settled."""
+        count, kept = last - first, 1.0 - EWMA_WEIGHT
         faded = kept**count
         # sum of kept**(count - 1 - i) * (d + i slope), times the weight
-        ramp = (count - 1) * (1 - faded) - kept * (1 - count * kept ** (count - 1) + (count - 1) * faded) / self.WEIGHT
+        ramp = (count - 1) * (1 - faded) - kept * (1 - count * kept ** (count - 1) + (count - 1) * faded) / EWMA_WEIGHT
         self.step_s = faded * self.step_s + (1 - faded) * run.duration_s(first) + ramp * run.slope_s * run.factor
-        before = self.speed(begun_s)
-        self._speed = max(self.MIN_SPEED, run.factor + (before - run.factor) * faded)
-        self._at_s = run.end_s(upto)
-
-    def _one(self, duration_s: float, ratio: float, begun_s: float) -> None:
-        weight = self.WEIGHT if self.step_s else 1.0
-        self.step_s += weight * (duration_s - self.step_s)
-        before = self.speed(begun_s)
-        self._speed = max(self.MIN_SPEED, before + self.WEIGHT * (ratio - before))
-        self._at_s = begun_s + duration_s
+        self._num_steps += count
+        self._num_odd = 0
+        self._measured_at = run.end_s(last)
+        ratio = max(MIN_SPEED, run.factor)
+        self._speed = ratio + (self._speed - ratio) * faded
+        self._usual = ratio + (self._usual - ratio) * (1.0 - USUAL_WEIGHT) ** count

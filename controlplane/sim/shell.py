@@ -5,6 +5,7 @@ Performs the core's effects and routes them to legs (prefill.py, decode.py); dec
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,8 @@ class SimShell:
     @property
     def at_rest(self) -> bool:
         """No step runs, and what was measured of the last ones does not fade."""
-        return not self.stepper.busy and self.stepper.measured.speed(self.world.now) == 1.0
+        measured = self.stepper.measured
+        return not self.stepper.busy and measured.speed(self.world.now) == measured.speed(math.inf)
 
     def leg(self, request_id: RequestId, generation: int | None = None) -> SimLeg | None:
         """The leg of exactly this generation; of any when None."""

@@ -206,7 +206,7 @@ class Stepper:
             return
         run, now = self._run, self._heap.now
         self._take(run, run.count - 1)
-        self.measured.take(run, run.count)
+        self.measured.take(run, run.count, self._waited_s)
         self._num_steps += run.count
         self._run = None
         self._world.worked(self._shell.node.id, now - run.start_s)

@@ -13,11 +13,11 @@ from typing import Any
 
 from nodes.core.events import Effect, Event
 from nodes.core.jobs import Began, Cancel, Drew, JobOver, Launch, Saved, Started
+from nodes.core.speed import SpeedMeter
 from nodes.engines.engine import Chunk
 from nodes.engines.served import Job, Output, ServedEngine
 from nodes.roles.context import RoleContext
 from nodes.roles.served_times import JobTimes, Timed
-from nodes.roles.speed import SpeedMeter
 from nodes.roles.steps import Find
 from transfer.errors import EngineFailed, JobFailed
 from transfer.terms import RequestId

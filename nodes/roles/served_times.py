@@ -6,8 +6,8 @@ prompt's is from where the engine began it, or had ended the prompts before it, 
 
 from __future__ import annotations
 
+from nodes.core.speed import SpeedMeter
 from nodes.engines.served import Job, Output
-from nodes.roles.speed import SpeedMeter
 from transfer.profile import LatencyProfile
 
 

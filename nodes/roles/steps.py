@@ -8,13 +8,13 @@ from typing import Protocol
 
 from nodes.core.batching import BatchCore
 from nodes.core.events import Effect, StepDone, StepPlan, StepUndone
+from nodes.core.speed import SpeedMeter
 from nodes.engines.engine import Chunk, Engine, OnLayer, StepBatch
 from nodes.engines.prediction import predicted_step_s
 from nodes.roles.context import RoleContext
 from nodes.roles.fetch import PoolFetch
 from nodes.roles.gate import StepGate
 from nodes.roles.leg import Leg
-from nodes.roles.speed import SpeedMeter
 from transfer.errors import EngineFailed, IllegalTransition, StepAbandoned
 from transfer.kv.port import KvSender
 from transfer.terms import RequestId

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sim_kit import anything, config, fleet, request, run
 
+from controlplane.sim.spec import Fault
 from transfer.api import RequestRecord
 
 EQUAL = (
@@ -53,9 +54,18 @@ def test_a_long_answer_takes_few_events() -> None:
     check_same(result.records[0], alone.records[0])
 
 
-def test_tokens_that_a_killed_instance_had_delivered_are_not_made_again() -> None:
-    from controlplane.sim.spec import Fault
+def test_a_straggler_that_begins_later_tells_the_same_speed_step_by_step() -> None:
+    trace = [request(0.1 * i, prompt=50, output=200) for i in range(10)]
+    faults = (Fault(at_s=1.0, kind="slow", instance="d0", duration_s=8.0, factor=8.0),)
+    both = [run(fleet("p0 d0"), trace, config(faults=faults, stepwise=stepwise))[0] for stepwise in (False, True)]
+    told = [[simulation.world.nodes[name].load() for name in ("p0", "d0")] for simulation in both]
+    assert [one.speed for one in told[0]] == pytest.approx([one.speed for one in told[1]], rel=1e-9)
+    assert [one.step_s for one in told[0]] == pytest.approx([one.step_s for one in told[1]], rel=1e-9)
+    assert told[0][0].speed == 1.0
+    assert 1.01 < told[0][1].speed < 1.1, "nearly forgotten"
 
+
+def test_tokens_that_a_killed_instance_had_delivered_are_not_made_again() -> None:
     fault = Fault(at_s=2.0, kind="kill", instance="d0")
     _, result = run(fleet("p0 d0 d1"), [request(prompt=50, output=600)], config(faults=(fault,)))
     record = result.records[0]

@@ -13,6 +13,7 @@ from controlplane.sim.links import Links, Nic
 from controlplane.sim.runs import Measured, Noise, Run, slope_of
 from nodes.core.counted import CountedTokens
 from nodes.core.events import StepPlan
+from nodes.core.speed import ODD_RUN, SpeedMeter
 from transfer.errors import InvalidValue
 from transfer.terms import Role
 from transfer.traces.request import TraceRequest
@@ -67,22 +68,42 @@ def test_noise_is_the_same_however_steps_are_taken_together() -> None:
     assert 0.15 < sum((one - 1.0) ** 2 for one in whole) ** 0.5 / 100 < 0.25
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.5])
-def test_what_is_measured_of_many_steps_is_what_each_of_them_gives(factor: float) -> None:
-    rng, together, alone = random.Random(4), Measured(), Measured()
-    start_s = 0.0
-    for _ in range(20):
-        count = rng.randrange(1, 60)
-        one, other = (Run(PLAN, start_s, 0.03, factor, 4) for _ in range(2))
-        for run in (one, other):
-            run.stretch(count, 0.00001, None)
-        together.take(one, count)
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_measured_of_runs_is_what_a_node_measures_of_each_step(seed: int) -> None:
+    """Odd ones (8 times as long), idle gaps, noise, waits for KV, a change of role; and however often it is looked."""
+    rng, measured, meter = random.Random(seed), Measured(), SpeedMeter()
+    noise, num_steps, start_s, factor = Noise(0.1, (seed,)), 0, 0.0, 1.0
+    for _ in range(40):
+        factor = rng.choice([factor, factor, factor, 0.5, 1.0, 1.4, 3.0, 8.0])
+        count, first_s, slope_s = rng.choice([1, 2, 5, rng.randrange(1, 120)]), rng.choice([0.01, 0.3]), 1e-5
+        run = Run(PLAN, start_s, first_s, factor, 4)
+        run.stretch(count, slope_s, noise.factors(num_steps, count) if rng.random() < 0.3 else None)
+        waited_s = rng.choice([0.0, 0.5]) if count == 1 else 0.0
+        for upto in sorted([*(rng.randrange(count) for _ in range(rng.randrange(3))), count]):
+            measured.take(run, upto, waited_s)
         for step in range(count):
-            alone.take(other, step + 1)
-        start_s = one.end_s(count) + 0.2
-        assert together.step_s == pytest.approx(alone.step_s, rel=1e-11)
-        assert together.speed(start_s) == pytest.approx(alone.speed(start_s), rel=1e-11)
-    assert together.speed(start_s) == 1.0 if factor == 1.0 else together.speed(start_s) > 1.5
+            ended_s = run.end_s(step + 1) + waited_s
+            meter.measured(run.duration_s(step), first_s + step * slope_s, ended_s)
+        num_steps, start_s = num_steps + count, ended_s + rng.choice([0.0, 0.0, 1.0, 30.0])
+        assert measured.step_s == pytest.approx(meter.step_s, rel=1e-11)
+        for now in (ended_s, start_s, ended_s + 5.0, ended_s + 1e4):
+            assert measured.speed(now) == pytest.approx(meter.speed(now), rel=1e-11)
+        if rng.random() < 0.05:
+            measured.restart()
+            meter.restart()
+
+
+def test_a_straggler_is_found_out_and_forgotten_as_a_node_does() -> None:
+    measured, start_s, told = Measured(), 0.0, []
+    few = ((1.0, 200), (8.0, ODD_RUN - 1))
+    for factor, count in (*few, *few, (8.0, 1), (8.0, 300), (1.0, 500)):
+        run = Run(PLAN, start_s, 0.01, factor, 4)
+        run.stretch(count, 0.0, None)
+        measured.take(run, count)
+        start_s = run.end_s(count)
+        told.append(measured.speed(start_s))
+    assert told[:4] == [1.0] * 4, "steps as predicted leave no trace, and a few that stood still are not believed"
+    assert told[4:] == pytest.approx([1.7, 8.0, 1.0], rel=1e-9)
 
 
 def test_a_slope_that_changes_within_a_run_is_found() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nodes.core.speed import SpeedMeter
 from nodes.engines.served import Job, Output
 from nodes.hardware import preset
 from nodes.roles.served_times import JobTimes, Timed
-from nodes.roles.speed import SpeedMeter
 from nodes.shapes import latency_profile, shape
 from transfer.terms import SamplingParams
 

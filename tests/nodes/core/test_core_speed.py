@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes.roles.speed import ODD_RUN, SPEED_HALF_LIFE_S, SpeedMeter
+from nodes.core.speed import ODD_RUN, SPEED_HALF_LIFE_S, SpeedMeter
 
 
 def test_a_step_that_stood_still_is_not_believed() -> None:
