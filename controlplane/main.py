@@ -33,7 +33,7 @@ from controlplane.core.series import SeriesBook
 from controlplane.gateway import past
 from controlplane.gateway.app import build_app
 from controlplane.gateway.door import open_door
-from controlplane.gateway.errors import ApiError
+from controlplane.gateway.errors import told
 from controlplane.gateway.health import missing_role
 from controlplane.gateway.live import PERIOD_S, LiveFeed
 from controlplane.gateway.metrics import GatewayMetrics
@@ -46,6 +46,7 @@ from controlplane.plane import Hooks, Plane, build
 from transfer.api import RequestRecord
 from transfer.errors import ConfigError, InvalidValue, PhaseplaneError
 from transfer.models import model_dir
+from transfer.said import say
 from transfer.wire.curve import load_keys
 from transfer.wire.endpoint import Timing
 from transfer.wire.zmq import RouterEndpoint
@@ -83,7 +84,7 @@ class Server:
         """Every client gets its terminal event, nodes are told, what was finished is on disk."""
         self.gateway.stopping = True
         self.listening.close()
-        self.gateway.router.fail_all(ApiError(503, "the server is stopping; send the request again", retry_after_s=1.0))
+        self.gateway.router.fail_all(told(503, say("ended.stopping"), retry_after_s=1.0))
         self.gateway.live.close()
         await self.runner.cleanup()
         await asyncio.sleep(FLUSH_S)

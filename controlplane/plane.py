@@ -19,6 +19,7 @@ from controlplane.gateway.streams import SWEEP_EVERY_S, Client, TokenRouter
 from transfer.actors.supervision import RestartPolicy, Strategy, Supervisor
 from transfer.api import AuditRow, RequestRecord
 from transfer.autopilot import LookRow
+from transfer.said import say
 from transfer.wire.endpoint import Endpoint, OnBad, OnMessage, OnPeer
 from transfer.wire.messages import Hello
 
@@ -83,7 +84,7 @@ class Plane:
             if stream.error is not None:
                 raise stream.error
         finally:
-            self.router.abandon(stream, "the client left")
+            self.router.abandon(stream, say("ended.disconnected"))
 
 
 def build(

@@ -16,6 +16,7 @@ import numpy as np
 
 from transfer.errors import InvalidValue
 from transfer.profile import HardwareProfile
+from transfer.said import say
 
 TERA, GIGA = 1e12, 1e9
 PROBE_COPY_BYTES = 64 << 20
@@ -72,14 +73,14 @@ def preset(name: str) -> HardwareProfile:
     if found := PRESETS.get(wanted) or PRESETS.get(wanted.split("-")[0]):
         return found
     nearest = difflib.get_close_matches(wanted, PRESETS, n=1, cutoff=0.0)[0]
-    raise InvalidValue(f"there is no hardware class {name!r}; did you mean {nearest}? Known: {', '.join(PRESETS)}")
+    raise InvalidValue(say("hardware.unknown", name=repr(name), nearest=nearest, known=", ".join(PRESETS)))
 
 
 def with_gpus(profile: HardwareProfile, num_gpus: int) -> HardwareProfile:
     """One instance over `num_gpus` of the class. Rates stay those of one GPU (LatencyProfile.tp multiplies);
     the link and the price grow. Raises InvalidValue below one."""
     if num_gpus < 1:
-        raise InvalidValue(f"an instance needs at least one GPU, got {num_gpus}")
+        raise InvalidValue(say("hardware.gpus", got=num_gpus))
     times = num_gpus / profile.num_gpus
     return msgspec.structs.replace(
         profile,

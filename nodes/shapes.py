@@ -15,6 +15,7 @@ from nodes.shape_config import shape_from_config
 from transfer.errors import InvalidValue
 from transfer.models import CONFIG_FILE, model_dir
 from transfer.profile import HardwareProfile, LatencyProfile, ModelShape
+from transfer.said import say
 
 __all__ = [
     "SHAPES", "kv_blocks", "latency_profile", "shape", "shape_from_config", "weights_bytes", "with_precision",
@@ -43,9 +44,7 @@ def shape(name_or_dir: str) -> ModelShape:
     if "/" in name_or_dir or (Path(name_or_dir) / CONFIG_FILE).is_file():
         return shape_from_config(model_dir(name_or_dir))
     nearest = difflib.get_close_matches(name, SHAPES, n=1, cutoff=0.0)[0]
-    raise InvalidValue(
-        f"the shape of model {name_or_dir!r} is not known; did you mean {nearest}? Or give a directory with config.json"
-    )
+    raise InvalidValue(say("model.unknown", name=repr(name_or_dir), nearest=nearest))
 
 
 def with_precision(model: ModelShape, weights: str, kv: str = "bf16") -> ModelShape:

@@ -166,7 +166,11 @@ class FleetState(Struct, frozen=True):
     by_model: tuple[ModelView, ...] = ()
     """Where there are several: which of them misses."""
     queue_depth: int = 0
-    """Requests that wait for a place on an instance."""
+    """Requests that wait for a place on an instance. queue_late: of these, past an objective already."""
+    queue_late: int = 0
+    notice: str = ""
+    """Why something looks wrong that is meant so, and what to do; empty at most times."""
+    notice_said: Said | None = None
 
 
 Scalar = str | int | float | None
@@ -323,6 +327,8 @@ class RequestRecord(Struct, frozen=True):
     num_replaced: int = 0
     why: tuple[CandidateView, ...] = ()
     error: str | None = None
+    error_said: Said | None = None
+    """error, for other languages; in it an engine's own words are as they were."""
     missed_by_s: dict[str, float] = {}
     """Objectives that it missed (ttft, tpot, e2e), each with the seconds above it."""
     fetched_tokens: int = 0

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 DIVISION: dict[str, str] = {
+    # What is wanted of each model, as it is written.
+    "want.before": "{word} stands before any model; write it like {example}",
+    "want.unreadable": "{text} cannot be read ({reason}); write it like {example}",
+    "want.twice": "{model} is wanted twice; name it once, with the sum of its rates",
+    "want.many": "{num} models are wanted; a fleet is divided among {most} at most",
+    "want.no_key": "{model} has no {name}; did you mean {nearest}=? It has {keys}",
+    "want.one_value": "{model} needs one value for {name}=, got {got}",
+    "want.no_pool": "{model} has pool={pool}, which is no KV pool; write it like pool=1xCPU:kv_pool",
+    "want.no_rate": "nobody said how many requests a second {model} shall serve; write it like {example}",
+    "want.rate": "{model} needs a rate above 0, in requests a second, got {got}",
+    "want.of_one": "--{flag} is of a plan of one model; say it for each, like {example} in its --model",
+    "want.of_one_only": "--{flag} is of a plan of one model; leave it out",
+    "want.whose_pools": "--fleet {fleet} has KV pools, and each keeps the KV of one model: name them in the --model "
+    "whose they are, like pool=1xCPU:kv_pool",
+    # What the plan says.
     "divide.all": "every model gets its rate, for ${price} an hour: {models}",
     "divide.some": "there is too little for all: the worst served model gets {share} of its rate ({low} to {high}), "
     "for ${price} an hour: {models}",

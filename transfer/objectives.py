@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from transfer.errors import InvalidValue
+from transfer.said import say
 from transfer.terms import Slo
 
 _PART = re.compile(r"(?:(?P<name>.+?)[=:])?(?P<key>ttft|tpot|e2e)[=:](?P<number>.+?)(?P<unit>ms|s)?")
@@ -21,11 +22,11 @@ def parse_objectives(texts: Sequence[str]) -> dict[str, Slo]:
             found = _PART.fullmatch(part.strip())
             value = _positive(found["number"]) if found is not None else None
             if found is None or value is None or (place > 0 and found["name"]):
-                raise InvalidValue(f"{text!r} is not an objective; write it like --slo ttft:2,tpot:0.2 (seconds)")
+                raise InvalidValue(say("objective.unreadable", text=repr(text)))
             name = (found["name"] or "").strip() if place == 0 else name
             values[found["key"]] = value * _UNITS[found["unit"]]
         if "ttft" not in values or "tpot" not in values:
-            raise InvalidValue(f"{text!r} needs both ttft and tpot; write it like --slo ttft:2,tpot:0.2 (seconds)")
+            raise InvalidValue(say("objective.both", text=repr(text)))
         slos[name] = Slo(ttft_s=values["ttft"], tpot_s=values["tpot"], e2e_s=values.get("e2e"))
     return slos
 

@@ -55,4 +55,28 @@ PLANNER: dict[str, str] = {
     "planner.hopeless": "no fleet reaches {target} attainment at any rate; loosen --slo or lower --target",
     "planner.no_part": "{part} is no part of an inventory; write how many GPUs of which class, like {example}",
     "planner.num_gpus": "{text} has {num} GPUs; a plan needs from 1 to {most}, like {example}",
+    "planner.above": "--{flag} must be above 0, got {got}",
+    "planner.target": "--target must be between 0 and 1, like 0.9, got {got}",
+    "planner.scipy": "planning needs scipy, which is not installed; install it with `pip install 'phaseplane[plan]'`",
+    "planner.plot": "cannot write the plot {path} ({reason}); give another file with --png",
+    "planner.blocks": "a trace whose blocks are {num} tokens long cannot be bounded with KV blocks of {size}; give a "
+    "block size that divides {num}",
+    # A fleet, its hardware, a model and objectives as they are written.
+    "fleet.block": "a KV block holds at least one token, got {got}",
+    "fleet.no_part": "{part} is no part of a fleet; write COUNTxCLASS[@GPUS]:ROLE like {example}",
+    "fleet.num": "{part}: a fleet has from 1 to {most} instances",
+    "fleet.role": "{part}: an instance is {roles}, not {role}",
+    "fleet.pool_gpus": "{part}: a kv_pool has no GPUs; leave @{gpus} out",
+    "fleet.pool_memory": "{part}: not one KV block of {size} GB fits into its memory",
+    "fleet.ssd": "{part}: only a kv_pool keeps KV on SSD; leave +{ssd}TB out",
+    "fleet.no_room": "{part}: the model leaves no useful room for KV on up to {most} {hardware}; take a class with "
+    "more memory, or say how many GPUs an instance has, like @32",
+    "fleet.weights": "{part}: {size} GB of weights leave no room for KV in {gpus} x {hardware} ({memory} GB each); "
+    "give each instance more GPUs, like @{more}",
+    "hardware.unknown": "there is no hardware class {name}; did you mean {nearest}? Known: {known}",
+    "hardware.gpus": "an instance needs at least one GPU, got {got}",
+    "model.unknown": "the shape of model {name} is not known; did you mean {nearest}? Or give a directory with "
+    "config.json",
+    "objective.unreadable": "{text} is not an objective; write it like --slo ttft:2,tpot:0.2 (seconds)",
+    "objective.both": "{text} needs both ttft and tpot; write it like --slo ttft:2,tpot:0.2 (seconds)",
 }

@@ -43,7 +43,7 @@ ENGLISH: dict[str, str] = {
     "hold.disagree": "no confident move: the last {num} looks do not agree",
     "hold.again": "if the next {num} looks agree, {advice}",
     "hold.again_one": "if the next look agrees, {advice}",
-    "hold.would": "{why}; it would {advice}",
+    "hold.would": "it would {advice}; {why}",
     "hold.resting": "resting for {seconds} s",
     "hold.no_better": "{moves} would bring {promise} by the model, but under such load that split came to {before} and "
     "this one comes to {now}",
@@ -54,6 +54,9 @@ ENGLISH: dict[str, str] = {
     "hold.over": "no confident move: {moves} was right, the last seconds do not need it",
     "hold.turns_back": "{moves} would bring {promise}, but such load lasted {seconds} s before, and when it turns back "
     "more would be lost",
+    "notice.late": "Requests past their objective wait though prefill instances are idle at times: that time is kept "
+    "for those that can still be good. Add prefill capacity, or refuse late ones early: scheduler.early_reject = "
+    '"objective" (see Overload in docs/operations.md).',
     "pin.split": "the split is pinned by {who}",
     "pin.one": "{id} is pinned by {who}",
     "pin.because": "{pin} ({why})",
@@ -142,6 +145,68 @@ ENGLISH: dict[str, str] = {
     "refused.stay": "{xpyd} leaves {num} {role} instances, but {kept} have engines that keep KV to themselves and stay "
     "{role}",
     "refused.not_movable": "{id} is {state} and cannot change role now; try again when ready",
+    # Why a request waits for a place.
+    "wait.no_place": "no place",
+    "wait.long_line": "the line is long",
+    "wait.no_engine": "no instance of {model} is ready",
+    "wait.no_decode": "no decode instance of {model} is ready",
+    "wait.no_prefill": "no prefill instance of {model} is ready",
+    "wait.never_fits": "{tokens} tokens need {num} KV blocks and the largest instance has {most}; shorten the prompt "
+    "or give the instances more KV memory",
+    "wait.no_room": "no decode instance of {model} has {num} free KV blocks",
+    "wait.backlog": "every prefill instance of {model} has {seconds} s of work",
+    "wait.has_work": "every prefill instance of {model} has work",
+    "wait.peak": "KV memory would be used to {share} at its peak on every decode instance",
+    "wait.no_memory": "KV memory of every decode instance would run out at its predicted peak",
+    "wait.slows": "its decode would slow {num} others down past their objective",
+    "wait.crowded": "its decode would slow others down past their objective, as of one like it just now",
+    "wait.better": "{id} is worth waiting for ({gain} better)",
+    "wait.others_first": "the first token cannot come within {seconds} s any more, so others go first",
+    "wait.set_aside": "the instances it could run on are set aside for requests whose engines failed",
+    "wait.others_alone": "its engines failed, and other such requests run before it, each alone",
+    "wait.alone": "its engines failed: it runs alone on {id} as soon as that is empty",
+    # Why it lost its place.
+    "lost.instance": "{role} instance {id} is lost",
+    "lost.left": "{role} instance {id} left: {reason}",
+    "lost.restarted": "{role} instance {id} was restarted",
+    "lost.no_answer": "the decode instance did not answer the reservation",
+    "lost.not_run": "no instance runs it any more",
+    "lost.not_held": "{id} holds nothing for it any more",
+    "lost.no_kv": "its KV did not arrive",
+    "lost.unknown": "{id} was given its prompt and knows nothing of it",
+    "lost.prefill_gone": "its prefill instance is gone",
+    "lost.taking_over": "{id} was lost as it took the request over",
+    "lost.migration": "its migration to {id} was never confirmed",
+    # Why it ended without its whole answer.
+    "ended.full": "{num} requests wait already, the most this server holds; try again in {again} s",
+    "ended.full_for": "{num} requests wait already, about {seconds} s, the most this server holds; try again in "
+    "{again} s",
+    "ended.predicted": "{seconds} s ({error} s more or less)",
+    "ended.predicted_exactly": "{seconds} s",
+    "ended.late": "the first token is predicted in {predicted}, later than the {limit} s this request can wait; try "
+    "again in {again} s",
+    "ended.rest_too_long": "the first token is predicted in {predicted}, and the rest of the answer alone takes longer "
+    "than its objective; try again in {again} s",
+    "ended.decode_load": "decode is predicted to run at {share} of its objective of {objective} s a token by the time "
+    "this request gets there; try again later",
+    "ended.not_taken": "no instance took the request within its {seconds} s: {why}",
+    "ended.no_place": "no place within {seconds} s: {why}",
+    "ended.timeout": "the request took longer than its {seconds} s",
+    "ended.unfinished": "the request did not finish within {seconds} s",
+    "ended.lost": "the request was lost {num} times, the last time because {why}",
+    "ended.convicted": "its engine failed {times} while it ran, the last time alone ({why}); the request is likely to "
+    "be the cause, so do not send it again as it is",
+    "ended.once": "once",
+    "ended.twice": "twice",
+    "ended.thrice": "three times",
+    "ended.times": "{num} times",
+    "ended.part_lost": "a part of the answer was lost on its way; send it again",
+    "ended.stopping": "the server is stopping; send the request again",
+    "ended.disconnected": "the client disconnected",
+    "ended.unread": "the client did not read its answer",
+    "ended.not_reading": "the client does not read its stream",
+    "ended.no_scheduler": "the scheduler is not there",
+    "ended.not_simulated": "it did not end within the simulated time",
     # Why a placement was chosen, or was not.
     "place.good": "{share} chance to be good",
     "place.harm": "others lose {num} good requests",

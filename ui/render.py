@@ -51,7 +51,11 @@ def print_json(value: object, file: TextIO | None = None) -> None:
 def show_fleet(console: Console, fleet: FleetState) -> None:
     """`phaseplane status`."""
     models = ", ".join(fleet.models) or "no model"
-    console.print(f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight, up {span(fleet.uptime_s)}")
+    late = f" ({fleet.queue_late} past their objective)" if fleet.queue_late else ""
+    waiting = f", {fleet.queue_depth} of them waiting for a place{late}" if fleet.queue_depth else ""
+    console.print(
+        f"{fleet.xpyd} serving {models}; {fleet.in_flight} requests in flight{waiting}, up {span(fleet.uptime_s)}"
+    )
     goodput = fleet.goodput
     console.print(
         f"last {goodput.window_s:.0f} s: goodput {goodput.per_s:.2f}/s ({goodput.per_gpu:.3f}/s per GPU), attainment "
@@ -60,6 +64,8 @@ def show_fleet(console: Console, fleet: FleetState) -> None:
     )
     if fleet.verdict:
         console.print(fleet.verdict)
+    if fleet.notice:
+        console.print(fleet.notice)
     if fleet.autopilot != "off":
         console.print(f"autopilot ({fleet.autopilot}): {fleet.advice}")
     table = _table("instance", "role", "state", "hardware", "engine", "model")

@@ -6,7 +6,7 @@ Pure: asks nobody and draws nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,10 @@ FINE_S = 1200.0
 MIN_GAP_S = 5.0
 """A second without a record is one that was not sampled in time."""
 NUM_ROWS = 30
+HOUR_S = 3600.0
+"""By as much clocks are put back: wider rows stay at their hours of the day, the others all stay as long."""
+Zone = Callable[[float], float]
+"""How far the local time is ahead of UTC at a Unix time, seconds."""
 NICE_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400)
 
 
@@ -97,13 +101,14 @@ def nice_every(span_s: float) -> float:
     return next((float(one) for one in NICE_S if one * NUM_ROWS >= span_s), float(NICE_S[-1]))
 
 
-def report(view: SeriesView, names: Sequence[str], asked_s: float, every_s: float, zone_s: float) -> Report:
-    """view: of `names` and PULSE. zone_s: how far the local time, at whose round hours rows begin, is ahead of UTC."""
+def report(view: SeriesView, names: Sequence[str], asked_s: float, every_s: float, zone: Zone) -> Report:
+    """view: of `names` and PULSE. Rows begin at round local times."""
     step_s = view.step_s
     every_s = max(1, math.ceil(every_s / step_s)) * step_s
     pulse = recorded(view, PULSE)
     down = tuple(_joined((one.at_s for one in pulse if one.last is None), step_s))
-    series = {name: _past(recorded(view, name), down, step_s, every_s, zone_s) for name in names}
+    begins = _begins([one.at_s for one in pulse], every_s, zone)
+    series = {name: _past(recorded(view, name), begins, down, step_s) for name in names}
     since_s, until_s = (float(view.times[0]), view.times[-1] + step_s) if view.times else (0.0, 0.0)
     return Report(asked_s, since_s, pulse[0].at_s if pulse else None, until_s, step_s, every_s, down, series)
 
@@ -133,10 +138,33 @@ def from_record(view: SeriesView) -> SeriesView:
     return msgspec.structs.replace(view, times=view.times[begin:], series=series)
 
 
-def _past(found: Sequence[Step], down: Sequence[Gap], step_s: float, every_s: float, zone_s: float) -> Past:
+def _begins(times: Iterable[float], every_s: float, zone: Zone) -> list[float]:
+    """For each, when its row begins. Where clocks change, a row that is wider than an hour is longer or shorter."""
+    begun: dict[float, float] = {}
+    found = []
+    for at_s in times:
+        offset_s = zone(at_s)
+        local_s = (at_s + offset_s) // every_s * every_s
+        row = local_s if every_s > HOUR_S else local_s - offset_s
+        if row not in begun:
+            begun[row] = _at(local_s, at_s, zone)
+        found.append(begun[row])
+    return found
+
+
+def _at(local_s: float, near_s: float, zone: Zone) -> float:
+    """The Unix time at which clocks read local_s; near_s where they leapt over it."""
+    near = zone(near_s)
+    for offset_s in (near, zone(local_s - near)):
+        if zone(local_s - offset_s) == offset_s:
+            return local_s - offset_s
+    return near_s
+
+
+def _past(found: Sequence[Step], begins: Sequence[float], down: Sequence[Gap], step_s: float) -> Past:
     grouped: dict[float, list[Step]] = {}
-    for one in found:
-        grouped.setdefault((one.at_s + zone_s) // every_s * every_s - zone_s, []).append(one)
+    for one, begin in zip(found, begins, strict=True):
+        grouped.setdefault(begin, []).append(one)
     whole = _row(0.0, found, down, step_s)
     return Past(
         whole.last, whole.low, whole.high, whole.mean,

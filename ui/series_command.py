@@ -104,7 +104,7 @@ async def _ask(url: str, api_key: str | None, names: list[str], owner: str, aske
         view = await client.series(
             [*_patterns(wanted, names, owner), PULSE], -lasting_s - asked.until_s, step_s, until_s
         )
-    return report(view, wanted, asked_s, every_s, _zone_s()), {name: recorded(view, name) for name in wanted}
+    return report(view, wanted, asked_s, every_s, zone_s), {name: recorded(view, name) for name in wanted}
 
 
 def _patterns(wanted: list[str], names: list[str], owner: str) -> list[str]:
@@ -113,7 +113,7 @@ def _patterns(wanted: list[str], names: list[str], owner: str) -> list[str]:
     return stars + [name for name in wanted if not any(name.startswith(star[:-1]) for star in stars)]
 
 
-def _zone_s() -> float:
-    """How far the local time is ahead of UTC."""
-    offset = datetime.now().astimezone().utcoffset()
+def zone_s(at_s: float) -> float:
+    """How far the local time is ahead of UTC at this Unix time."""
+    offset = datetime.fromtimestamp(at_s).astimezone().utcoffset()
     return 0.0 if offset is None else offset.total_seconds()

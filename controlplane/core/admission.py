@@ -10,6 +10,7 @@ from typing import NamedTuple
 from controlplane.core.config import CoreConfig
 from controlplane.core.fleet import Group
 from controlplane.core.lifecycle import Request
+from transfer.said import Said, say
 
 LOOK_AHEAD = 8
 """Waiting requests tried behind one that found no room; smaller ones may fit."""
@@ -47,7 +48,7 @@ class WaitingLine:
 
 
 class Rejection(NamedTuple):
-    message: str
+    said: Said
     retry_after_s: float
 
 
@@ -78,10 +79,8 @@ def reject_full(config: CoreConfig, num_waiting: int, wait_s: float, rng: Random
     if num_waiting < config.max_queue:
         return None
     again_s = retry_after_s(config, wait_s, rng)
-    wait = f", about {wait_s:.1f} s" if wait_s >= 0.05 else ""
-    return Rejection(
-        f"{num_waiting} requests wait already{wait}, the most this server holds; try again in {again_s:.0f} s", again_s
-    )
+    code = "ended.full_for" if wait_s >= 0.05 else "ended.full"
+    return Rejection(say(code, num=num_waiting, seconds=f"{wait_s:.1f}", again=f"{again_s:.0f}"), again_s)
 
 
 def reject_hopeless(
@@ -101,15 +100,11 @@ def reject_hopeless(
 
 def late_rejection(config: CoreConfig, ttft_s: float, limit_s: float, rng: Random, error_s: float = 0.0) -> Rejection:
     """The answer to a request whose first token is predicted in ttft_s, later than limit_s."""
-    error = f" ({error_s:.1f} s more or less)" if error_s else ""
     again_s = retry_after_s(config, ttft_s - limit_s, rng)
-    wait = f"later than the {limit_s:.4g} s this request can wait"
-    if limit_s <= 0.0:
-        wait = "and the rest of the answer alone takes longer than its objective"
-    return Rejection(
-        f"the first token is predicted in {ttft_s:.1f} s{error}, {wait}; try again in {again_s:.0f} s",
-        again_s,
-    )
+    predicted = say("ended.predicted" if error_s else "ended.predicted_exactly", seconds=f"{ttft_s:.1f}",
+                    error=f"{error_s:.1f}")  # fmt: skip
+    code = "ended.late" if limit_s > 0.0 else "ended.rest_too_long"
+    return Rejection(say(code, predicted=predicted, limit=f"{limit_s:.4g}", again=f"{again_s:.0f}"), again_s)
 
 
 def retry_after_s(config: CoreConfig, wait_s: float, rng: Random) -> float:

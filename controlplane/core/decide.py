@@ -11,6 +11,7 @@ from controlplane.core.instance import Instance
 from controlplane.core.placement import Block, Blocked, Wanted
 from controlplane.core.policies.protocol import Answer, Situation
 from controlplane.core.policies.registry import POLICIES
+from transfer.said import say
 
 __all__ = ["Block", "Blocked", "decide", "has_other_place", "migration_target", "unserved"]
 
@@ -53,9 +54,9 @@ def has_other_place(config: CoreConfig, group: Group, wanted: Wanted, source: In
 def unserved(config: CoreConfig, model: str, group: Group | None) -> Blocked | None:
     """Which role has no ready instance, in a sentence; None when the model can be served."""
     if group is None or not (group.decodes or group.mixed):
-        return Blocked(Block.NO_DECODE, f"no decode instance of {model} is ready")
+        return Blocked(Block.NO_DECODE, say("wait.no_decode", model=model))
     if not group.prefills and not group.mixed and config.without_prefill == "refuse":
-        return Blocked(Block.NO_PREFILL, f"no prefill instance of {model} is ready")
+        return Blocked(Block.NO_PREFILL, say("wait.no_prefill", model=model))
     return None
 
 
@@ -66,11 +67,10 @@ def _blocked(at: Situation) -> Blocked:
         return missing
     holders = [one for one in (*group.decodes, *group.mixed) if one.id not in wanted.unfit]
     if not holders:
-        return Blocked(Block.NEVER_FITS, next(iter(wanted.unfit.values())))
+        return Blocked(Block.NEVER_FITS, say("text", text=next(iter(wanted.unfit.values()))))
     if wanted.need_blocks > group.largest_blocks:
-        return Blocked(Block.NEVER_FITS, (
-            f"{wanted.num_tokens} tokens need {wanted.need_blocks} KV blocks and the largest instance has "
-            f"{group.largest_blocks}; shorten the prompt or give the instances more KV memory"))  # fmt: skip
+        return Blocked(Block.NEVER_FITS, say("wait.never_fits", tokens=wanted.num_tokens, num=wanted.need_blocks,
+                                             most=group.largest_blocks))  # fmt: skip
     if not any(at.estimator.has_room(one) for one in holders):
-        return Blocked(Block.ROOM, f"no decode instance of {model} has {wanted.need_blocks} free KV blocks")
-    return Blocked(Block.BACKLOG, f"every prefill instance of {model} has {config.prefill_backlog_s:g} s of work")
+        return Blocked(Block.ROOM, say("wait.no_room", model=model, num=wanted.need_blocks))
+    return Blocked(Block.BACKLOG, say("wait.backlog", model=model, seconds=f"{config.prefill_backlog_s:g}"))

@@ -31,6 +31,7 @@ from controlplane.core.residents import running_on
 from controlplane.core.stages import ADMISSION, QUEUE
 from controlplane.core.suspects import blocked_by_others, is_suspect, room_for
 from transfer.kv.block import block_hashes
+from transfer.said import say
 from transfer.terms import InstanceId, unpack_tokens
 from transfer.wire.messages import KvSource, Reserve
 
@@ -75,7 +76,7 @@ class Dispatch:
             error_s = WAIT_ERROR * wait_s if config.early_reject == "objective" else 0.0
             rejection = reject_hopeless(config, request, wait_s, desk.random, error_s)
         if rejection is not None:
-            self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
+            self._endings.fail(request, 429, "overloaded", rejection.said, rejection.retry_after_s)
             return request
         request.stages.enter(self._stages.get(spec.model, QUEUE), desk.now)
         desk.line.add(request)
@@ -158,21 +159,21 @@ class Dispatch:
         """Place it, or say what it waits for. None: it left the line."""
         desk = self._desk
         if group is None:
-            request.waits_for = f"no instance of {request.spec.model} is ready"
+            request.waits_for = say("wait.no_engine", model=request.spec.model)
             return Block.NO_DECODE
         wanted = self.wanted(request, group)
         room = room_for(desk, request, group)
         if isinstance(room, Blocked):
-            request.waits_for = room.sentence
+            request.waits_for = room.said
             return room.block
         at = self._situation(request, group, wanted, *room)
         found = decide(at)
         if isinstance(found, Blocked):
             found = blocked_by_others(group, at.group, found)
-            request.waits_for, request.yields = found.sentence, found.block is Block.BETTER_LATER
+            request.waits_for, request.yields = found.said, found.block is Block.BETTER_LATER
             request.again_s, request.awaits = found.again_s, found.awaits
             if found.block is Block.NEVER_FITS:
-                self._endings.fail(request, 400, "invalid", found.sentence)
+                self._endings.fail(request, 400, "invalid", found.said)
             return found.block
         rejection = found if isinstance(found, Rejection) else self._hopeless(request, found[0], wanted)
         if rejection is not None or isinstance(found, Rejection):
@@ -206,7 +207,7 @@ class Dispatch:
 
     def _reject(self, request: Request, rejection: Rejection | None) -> None:
         if rejection is not None:
-            self._endings.fail(request, 429, "overloaded", rejection.message, rejection.retry_after_s)
+            self._endings.fail(request, 429, "overloaded", rejection.said, rejection.retry_after_s)
 
     def wanted(self, request: Request, group: Group) -> Wanted:
         """What the request needs of a place."""

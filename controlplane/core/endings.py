@@ -13,6 +13,7 @@ from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.placement import Candidate
 from controlplane.core.policies.memory import MAX_STOLEN, Memory
 from transfer.api import Outcome, RequestRecord
+from transfer.said import Said
 from transfer.terms import RequestId
 
 FailKind = Literal["overloaded", "unavailable", "invalid", "timeout", "internal"]
@@ -31,18 +32,18 @@ class Endings:
         self._desk = desk
 
     def fail(
-        self, request: Request, status: int, kind: FailKind, message: str, retry_after_s: float | None = None
+        self, request: Request, status: int, kind: FailKind, why: Said, retry_after_s: float | None = None
     ) -> None:
         """End it with an error: legs are aborted now, the gateway confirms with Ended."""
         if request.state in (RequestState.FAILING, RequestState.ENDED):
             return
         desk = self._desk
         desk.line.discard(request)
-        desk.order(desk.ledger.abort_request(request.request_id, message, desk.now))
+        desk.order(desk.ledger.abort_request(request.request_id, str(why), desk.now))
         request.move = None
         request.fire("fail", desk.now)
         request.failing = Fail(
-            request_id=request.request_id, status=status, kind=kind, message=message, retry_after_s=retry_after_s
+            request_id=request.request_id, status=status, kind=kind, said=why, retry_after_s=retry_after_s
         )
         desk.count(f"failed_{kind}")
         desk.emit(request.failing)
@@ -90,7 +91,7 @@ class Endings:
             Ended(
                 request_id=request.request_id, outcome=OUTCOMES[failing.kind], finish_reason=None, output_tokens=0,
                 ttft_s=None, tpot_s=None, e2e_s=max(0.0, self._desk.now - request.spec.arrived_s), max_itl_s=None,
-                error=failing.message, by_node=False,
+                error=failing.message, error_said=failing.said, by_node=False,
             )
         )  # fmt: skip
 
@@ -106,7 +107,9 @@ class Endings:
     def _record(self, request: Request, event: Ended) -> RequestRecord:
         spec, chosen = request.spec, request.chosen
         cached = event.cached_tokens if event.cached_tokens is not None else request.cached_tokens or 0
-        error = event.error or (request.failing.message if request.failing else None)
+        error, said = event.error, event.error_said
+        if not error and request.failing is not None:
+            error, said = request.failing.message, request.failing.said
         return RequestRecord(
             request_id=spec.request_id, model=spec.model, traffic_class=request.traffic_class,
             arrived_at=spec.arrived_at, outcome=event.outcome, finish_reason=event.finish_reason,
@@ -117,6 +120,7 @@ class Endings:
             prefill=request.prefill, decode=request.decode, num_resumes=request.num_resumes,
             kv_source=chosen.pool.id if chosen is not None and chosen.pool is not None else None,
             num_migrations=request.num_migrations, why=request.why, error=None if event.outcome == "ok" else error,
+            error_said=None if event.outcome == "ok" else said,
             fetched_tokens=min(request.fetched_tokens, cached), num_replaced=request.num_replaced,
         )  # fmt: skip
 

@@ -118,6 +118,7 @@ class Ended(Event, frozen=True):
     max_itl_s: float | None
     cached_tokens: int | None = None
     error: str | None = None
+    error_said: Said | None = None
     by_node: bool = True
     """True: the decode node ended it itself (stop token, length) and holds nothing; False: it must be aborted."""
 
@@ -248,8 +249,12 @@ class Fail(Effect, frozen=True):
     request_id: RequestId
     status: int
     kind: Literal["overloaded", "unavailable", "invalid", "timeout", "internal"]
-    message: str
+    said: Said
     retry_after_s: float | None = None
+
+    @property
+    def message(self) -> str:
+        return str(self.said)
 
 
 class Finished(Effect, frozen=True):

@@ -19,6 +19,7 @@ from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance
 from controlplane.core.intervals import Z80, Noise, Trust, spread, trusted
 from controlplane.core.kinds import ROLES, Bin, Kind, bins_of, cv2, group_alike, kind_of, usual_speeds
+from controlplane.core.placement import CERTAINTY
 from controlplane.core.queues import Pace, Queue, Server, capacity, keeps_pace, pace
 from controlplane.core.traffic import Arrival, Load, Traffic
 from transfer.api import Prediction
@@ -313,7 +314,7 @@ def prediction(
     provenance = sorted({_provenance(one, load.shapes) for one in predictor.instances})
     basis = say("basis.arrivals", num=load.num, seconds=f"{load.span_s:.0f}", prefill=f"{found.prefill_use:.0%}",
                 decode=f"{found.decode_use:.0%}", error=f"{noise.model:.0%}",
-                provenance=tuple(say(f"provenance.{one or 'unknown'}") for one in provenance))  # fmt: skip
+                provenance=tuple(say(f"provenance.{one}") for one in provenance))  # fmt: skip
     return Prediction(
         goodput_per_s=goodput,
         goodput_low=max(0.0, goodput - math.hypot(chance, low * load.rate_per_s)),
@@ -334,7 +335,8 @@ def _provenance(one: Instance, shapes: Sequence[Arrival]) -> str:
     """Of the step times for these prompts."""
     longest = max(shapes, key=lambda shape: shape.prompt_tokens)
     cached = min(longest.cached_tokens, longest.prompt_tokens)
-    return one.profile.prefill_provenance(longest.prompt_tokens - cached, cached, one.hello.token_budget)
+    found = one.profile.prefill_provenance(longest.prompt_tokens - cached, cached, one.hello.token_budget)
+    return found if found in CERTAINTY else "unknown"  # a node may declare any
 
 
 def pace_of(group: Group) -> dict[InstanceId, float]:

@@ -15,6 +15,7 @@ from controlplane.core.migration import Migrations
 from controlplane.core.recovery import Recovery
 from controlplane.core.stages import ADMISSION, DECODE, PREFILL, QUEUE, TRANSFER
 from controlplane.core.suspects import blame, is_engine_failure
+from transfer.said import say
 from transfer.terms import InstanceId
 from transfer.wire.messages import (
     Abort,
@@ -70,7 +71,7 @@ class Handoff:
         elif request.generation == message.generation and request.state is RequestState.RESERVING:
             desk.order(desk.ledger.abort_request(request.request_id, message.reason, desk.now))
             request.fire("refused", desk.now)
-            request.waits_for = message.reason
+            request.waits_for = say("text", text=message.reason)
             request.stages.enter(ADMISSION, desk.now)
             desk.line.add(request)
             desk.stirred = True
@@ -145,7 +146,7 @@ class Handoff:
         if request is None or move is None or not move.target_lost or move.ordered_s is None:
             return
         if any(leg.generation == request.generation for leg in closed):
-            self._recovery.replace(request, f"{move.target} was lost as it took the request over")
+            self._recovery.replace(request, say("lost.taking_over", id=move.target))
 
     def first_token(self, request: Request) -> None:
         """Delivered to the client: the clock of the stages stops."""
@@ -170,7 +171,7 @@ class Handoff:
             return
         prefill = desk.ledger.find(request.request_id, request.generation, LegKind.PREFILL)
         if prefill is None:
-            self._recovery.replace(request, "its prefill instance is gone")
+            self._recovery.replace(request, say("lost.prefill_gone"))
             return
         request.stages.enter(QUEUE, desk.now)
         self._recovery.remember_prefill(
@@ -205,7 +206,7 @@ class Handoff:
             for name in (request.prefill, request.decode) if kind is LegKind.PREFILL else (sender,):
                 if name is not None:
                     request.avoid[name] = request.avoid.get(name, 0) + 1
-            self._recovery.replace(request, reason)
+            self._recovery.replace(request, say("text", text=reason))
 
     def _handed_off(self, leg: Leg, message: PrefillDone) -> None:
         """A prefill instance is rid of it."""

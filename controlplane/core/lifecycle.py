@@ -12,6 +12,7 @@ from controlplane.core.machine import Machine, mermaid
 from controlplane.core.placement import Candidate
 from controlplane.core.stages import StageClock
 from transfer.api import CandidateView
+from transfer.said import Said
 from transfer.terms import InstanceId, RequestId, Slo
 
 TOKEN_BYTES = 4
@@ -136,7 +137,7 @@ class Request:
     again_s: float = 0.0
     awaits: Instance | None = None
     """While it yields, it is not tried again before then, unless the instance that it awaits takes work."""
-    waits_for: str = ""
+    waits_for: Said | None = None
     """What kept it from a place at the last try, for the verdict and the 503."""
     failing: Fail | None = None
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from controlplane.core.desk import Desk
 from controlplane.core.fleet import Group
 from controlplane.core.instance import Instance, InstanceState
-from controlplane.core.recovery import Recovery, lost_reason
+from controlplane.core.recovery import Recovery
 from controlplane.core.suspects import blame, is_engine_failure
 from controlplane.core.vetting import in_range
+from transfer.said import Said, say
 from transfer.terms import InstanceId, Role
 from transfer.wire.messages import (
     CacheEvents,
@@ -48,7 +49,7 @@ class Membership:
             return
         instance = fleet.live(sender)
         if instance is not None and instance.epoch != hello.epoch:
-            self._lose(instance, "was restarted")
+            self._lose(instance, say("lost.restarted", role=instance.role.value, id=instance.id))
             instance = None
         if instance is None:
             instance = fleet.join(hello, desk.now)
@@ -88,13 +89,14 @@ class Membership:
     def goodbye(self, sender: InstanceId, message: Goodbye) -> None:
         instance = self._desk.fleet.live(sender, message.epoch)
         if instance is not None:
-            self._lose(instance, f"left: {message.reason}", engine_failed=is_engine_failure(message.reason))
+            why = say("lost.left", role=instance.role.value, id=instance.id, reason=message.reason)
+            self._lose(instance, why, engine_failed=is_engine_failure(message.reason))
 
     def lost(self, instance_id: InstanceId) -> None:
         """The wire has heard nothing for its liveness time. Idempotent."""
         instance = self._desk.fleet.live(instance_id)
         if instance is not None:
-            self._lose(instance, "is lost")
+            self._lose(instance, say("lost.instance", role=instance.role.value, id=instance.id))
 
     def cache_events(self, sender: InstanceId, events: CacheEvents) -> None:
         self._desk.watch.evicted(sender, len(events.removed))
@@ -106,8 +108,8 @@ class Membership:
         self._maps.pop(instance.id, None)
         self.share_pools()
 
-    def _lose(self, instance: Instance, why: str, engine_failed: bool = False) -> None:
-        desk, reason = self._desk, lost_reason(instance, why)
+    def _lose(self, instance: Instance, why: Said, engine_failed: bool = False) -> None:
+        desk, reason = self._desk, str(why)
         desk.note("warning", reason)
         desk.count("instances_lost")
         desk.fleet.lose(instance, desk.now)
@@ -117,7 +119,7 @@ class Membership:
         legs = desk.ledger.lose(instance.id)
         if engine_failed:
             blame(desk, instance.id, legs)
-        self._recovery.lost_legs(legs, reason)
+        self._recovery.lost_legs(legs, why)
         self._on_lost(instance, reason)
         self.share_pools()
         desk.stirred = True

@@ -18,6 +18,7 @@ from controlplane.core.ledger import LegKind
 from controlplane.core.lifecycle import Move, Request, RequestState
 from controlplane.core.recovery import Recovery
 from controlplane.core.suspects import is_suspect, open_to_others
+from transfer.said import say
 from transfer.terms import InstanceId
 from transfer.wire.messages import Migrate, MigrateFailed
 
@@ -159,7 +160,7 @@ class Migrations:
                 self._failed(request)
             elif desk.now > move.deadline_s:
                 # Neither side answered, so either may run it: fence both and resume from what was delivered.
-                self._recovery.replace(request, f"its migration to {move.target} was never confirmed")
+                self._recovery.replace(request, say("lost.migration", id=move.target))
 
     def _failed(self, request: Request) -> None:
         move = request.move

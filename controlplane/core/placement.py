@@ -33,7 +33,7 @@ class Blocked(NamedTuple):
     """again_s: before then it need not be asked again, unless the instance that it awaits takes work."""
 
     block: Block
-    sentence: str
+    said: Said
     again_s: float = 0.0
     awaits: Instance | None = None
 

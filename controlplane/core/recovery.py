@@ -15,11 +15,11 @@ from controlplane.core.desk import Desk
 from controlplane.core.dispatch import Dispatch
 from controlplane.core.endings import Endings, is_active
 from controlplane.core.events import NeedTokens, Resume
-from controlplane.core.instance import Instance
 from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.stages import QUEUE
 from controlplane.core.suspects import convict, is_convicted
+from transfer.said import Said, say
 from transfer.terms import RequestId
 from transfer.wire.messages import Prefill
 
@@ -40,7 +40,7 @@ class Recovery:
     def _config(self) -> CoreConfig:
         return self._desk.config
 
-    def replace(self, request: Request, reason: str) -> None:
+    def replace(self, request: Request, reason: Said) -> None:
         """Fence every leg of it and place it again. Bounded: after max_resumes it fails, and earlier when it is itself
         what makes engines fail."""
         if is_active(request):
@@ -54,9 +54,9 @@ class Recovery:
         self._desk.order(self._desk.ledger.abort_request(request.request_id, reason, self._desk.now))
         self._ask_delivered(request)
 
-    def _replace(self, request: Request, reason: str) -> None:
+    def _replace(self, request: Request, reason: Said) -> None:
         desk = self._desk
-        desk.order(desk.ledger.abort_request(request.request_id, reason, desk.now))
+        desk.order(desk.ledger.abort_request(request.request_id, str(reason), desk.now))
         request.move = None
         if is_convicted(desk, request):
             self._endings.fail(request, 500, "internal", convict(desk, request, reason))
@@ -69,8 +69,8 @@ class Recovery:
         request.num_resumes += 1
         desk.count("resumes")
         if request.num_resumes > self._config.max_resumes:
-            message = f"the request was lost {request.num_resumes} times, the last time because {reason}"
-            self._endings.fail(request, 500, "internal", message)
+            why = say("ended.lost", num=request.num_resumes, why=reason)
+            self._endings.fail(request, 500, "internal", why)
             return
         self._ask_delivered(request)
 
@@ -91,7 +91,7 @@ class Recovery:
         request.fire("resume", self._desk.now)
         self._requeue(request)
 
-    def lost_legs(self, legs: list[Leg], reason: str) -> None:
+    def lost_legs(self, legs: list[Leg], reason: Said) -> None:
         """Their instance is gone: place anew whoever ran or was being computed there."""
         for leg in legs:
             request = self._desk.requests.get(leg.request_id)
@@ -131,12 +131,12 @@ class Recovery:
             self._sweep()
 
     def _timed_out(self, request: Request) -> None:
-        spec = request.spec
+        timeout = f"{request.spec.timeout_s:g}"
         if request.state is RequestState.QUEUED and request.first_token_s is None:
-            message = f"no instance took the request within its {spec.timeout_s:g} s: {request.waits_for or 'no place'}"
-            self._endings.fail(request, 503, "unavailable", message, self._config.rejoin_grace_s)
+            why = say("ended.not_taken", seconds=timeout, why=request.waits_for or say("wait.no_place"))
+            self._endings.fail(request, 503, "unavailable", why, self._config.rejoin_grace_s)
         else:
-            self._endings.fail(request, 504, "timeout", f"the request took longer than its {spec.timeout_s:g} s")
+            self._endings.fail(request, 504, "timeout", say("ended.timeout", seconds=timeout))
 
     def _requeue(self, request: Request) -> None:
         request.stages.enter(QUEUE, self._desk.now)
@@ -178,19 +178,19 @@ class Recovery:
             for request in desk.line.of(model):
                 waited_s = desk.now - request.since_s
                 if blocked is not None and min(waited_s, desk.now - self._unserved_s[model]) > config.rejoin_grace_s:
-                    self._endings.fail(request, 503, "unavailable", blocked.sentence, config.rejoin_grace_s)
+                    self._endings.fail(request, 503, "unavailable", blocked.said, config.rejoin_grace_s)
                 elif config.max_queue_s is not None and waited_s > config.max_queue_s:
-                    message = f"no place within {config.max_queue_s:g} s: {request.waits_for or 'the line is long'}"
-                    self._endings.fail(
-                        request, 503, "unavailable", message, retry_after_s(config, waited_s, desk.random)
-                    )
+                    why = say("ended.no_place", seconds=f"{config.max_queue_s:g}",
+                              why=request.waits_for or say("wait.long_line"))  # fmt: skip
+                    again_s = retry_after_s(config, waited_s, desk.random)
+                    self._endings.fail(request, 503, "unavailable", why, again_s)
 
     def _check_reserving(self, request: Request, age_s: float) -> None:
         leg = self._desk.ledger.find(request.request_id, request.generation, LegKind.DECODE)
         if leg is None or age_s > self._config.lease_s:
             if leg is not None:
                 request.avoid[leg.instance.id] = request.avoid.get(leg.instance.id, 0) + 1
-            self.replace(request, "the decode instance did not answer the reservation")
+            self.replace(request, say("lost.no_answer"))
         elif self._desk.now - request.sent_s >= self._config.reserve_retry_s:
             self._repeat_reserve(request, leg)
 
@@ -200,11 +200,11 @@ class Recovery:
         if decode is None:
             request.unheld_s = desk.now if request.unheld_s is None else request.unheld_s
             if desk.now - request.unheld_s > lease_s:
-                self.replace(request, "no instance runs it any more")
+                self.replace(request, say("lost.not_run"))
             return
         request.unheld_s = None
         if decode.missing_s is not None and desk.now - decode.missing_s > MISSING_LEASES * lease_s:
-            self.replace(request, f"{decode.instance.id} holds nothing for it any more")
+            self.replace(request, say("lost.not_held", id=decode.instance.id))
             return
         if request.state is RequestState.PREFILLING:
             self._check_prefilling(request, decode, age_s)
@@ -222,11 +222,11 @@ class Recovery:
         prefill = desk.ledger.find(request.request_id, request.generation, LegKind.PREFILL)
         if prefill is None:
             if age_s > lease_s and desk.now - request.sent_s > lease_s:
-                self.replace(request, "its KV did not arrive")
+                self.replace(request, say("lost.no_kv"))
             return
         if prefill.missing_s is not None and desk.now - prefill.missing_s > MISSING_LEASES * lease_s:
             request.avoid[prefill.instance.id] = request.avoid.get(prefill.instance.id, 0) + 1
-            self.replace(request, f"{prefill.instance.id} was given its prompt and knows nothing of it")
+            self.replace(request, say("lost.unknown", id=prefill.instance.id))
             return
         if desk.now - request.sent_s >= lease_s / 3:
             self._repeat_reserve(request, decode)
@@ -257,8 +257,3 @@ class Recovery:
             left = leg.kind is LegKind.PREFILL or leg.generation != request.generation
             if settled and left and desk.now - request.since_s > self._config.lease_s:
                 desk.order(desk.ledger.abort(leg, "the request has moved on", desk.now))
-
-
-def lost_reason(instance: Instance, why: str) -> str:
-    """For the log and the request's record."""
-    return f"{instance.role.value} instance {instance.id} {why}"

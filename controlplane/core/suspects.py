@@ -19,10 +19,11 @@ from controlplane.core.ledger import Leg, LegKind
 from controlplane.core.lifecycle import Request, RequestState
 from controlplane.core.placement import Block, Blocked
 from transfer.errors import EngineFailed
+from transfer.said import Said, say
 from transfer.terms import InstanceId
 
-_SET_ASIDE = Blocked(Block.ROOM, "the instances it could run on are set aside for requests whose engines failed")
-_TIMES = {1: "once", 2: "twice", 3: "three times"}
+_SET_ASIDE = Blocked(Block.ROOM, say("wait.set_aside"))
+_TIMES = {1: "ended.once", 2: "ended.twice", 3: "ended.thrice"}
 
 
 def is_engine_failure(reason: str) -> bool:
@@ -50,7 +51,7 @@ def blame(desk: Desk, instance_id: InstanceId, legs: Iterable[Leg]) -> None:
             request.avoid[instance_id] = request.avoid.get(instance_id, 0) + 1
 
 
-def convict(desk: Desk, request: Request, reason: str) -> str:
+def convict(desk: Desk, request: Request, reason: Said) -> Said:
     """The failures were this request's doing: clear the others that were there. Returns what its client is told."""
     guilty = set(request.blame)
     for other in desk.requests.values():
@@ -58,9 +59,8 @@ def convict(desk: Desk, request: Request, reason: str) -> str:
             other.blame = [number for number in other.blame if number not in guilty]
     desk.count("poisonous_requests")
     desk.stirred = True
-    times = _TIMES.get(len(request.blame), f"{len(request.blame)} times")
-    return (f"its engine failed {times} while it ran, the last time alone ({reason}); the request is likely to be the "
-            "cause, so do not send it again as it is")  # fmt: skip
+    num = len(request.blame)
+    return say("ended.convicted", times=say(_TIMES.get(num, "ended.times"), num=num), why=reason)
 
 
 def open_to_others(desk: Desk, group: Group) -> Group:
@@ -88,9 +88,9 @@ def room_for(desk: Desk, request: Request, group: Group) -> tuple[CoreConfig, Gr
         return desk.config, group  # nothing can take it, alone or not: decide.py says why
     one = _set_aside(desk, request, able)
     if one is None:
-        return Blocked(Block.ROOM, "its engines failed, and other such requests run before it, each alone")
+        return Blocked(Block.ROOM, say("wait.others_alone"))
     if desk.ledger.legs_at(one.id):
-        return Blocked(Block.ROOM, f"its engines failed: it runs alone on {one.id} as soon as that is empty")
+        return Blocked(Block.ROOM, say("wait.alone", id=one.id))
     alone = dataclasses.replace(
         group, prefills=[], decodes=[one] if one in group.decodes else [], mixed=[one] if one in group.mixed else []
     )

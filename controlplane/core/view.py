@@ -12,11 +12,14 @@ from controlplane.core.instance import Instance, InstanceState
 from controlplane.core.membership import served_models
 from controlplane.core.suspects import is_suspect
 from transfer.api import ClassView, FleetState, InstanceView, ModelView
+from transfer.said import Said, say
 from transfer.screens import CacheView, KvDetail
 from transfer.terms import Role
 
 SILENT_BEATS = 3
 """Heartbeats missed before the verdict calls an instance silent."""
+KEPT_S = 10.0
+"""How long operators are told that prefill time was kept from those that are late: it is so at times, not always."""
 
 
 MODES = ("off", "advise", "auto")
@@ -36,6 +39,7 @@ def core_metrics(desk: Desk, autopilot: Autopilot) -> dict[str, float]:
     found = {f"{name}_total": float(desk.counters.get(key, 0)) for key, name in COUNTED.items()}
     return found | {
         "requests_waiting_for_a_place": float(len(desk.line)),
+        "requests_waiting_past_objective": float(_num_late(desk, desk.now)),
         "handoff_legs": float(desk.ledger.num_legs),
         "directory_blocks": float(len(desk.directory)),
         "requests_suspected": float(sum(is_suspect(desk, request) for request in desk.requests.values())),
@@ -52,6 +56,8 @@ def fleet_state(desk: Desk, now: float, autopilot: Autopilot) -> FleetState:
     stages = desk.goodput.missed_stages(now)
     counts = desk.fleet.counts()
     attainment = desk.goodput.attainment()
+    num_late = _num_late(desk, now)
+    notice = _notice(desk, now) if num_late else None
     return FleetState(
         xpyd=xpyd(counts[Role.PREFILL], counts[Role.DECODE], counts[Role.MIXED]),
         models=served_models(desk.fleet.groups),
@@ -65,6 +71,7 @@ def fleet_state(desk: Desk, now: float, autopilot: Autopilot) -> FleetState:
         autopilot=autopilot.mode, advice=str(autopilot.said), advice_said=autopilot.said,
         recent_attainment=desk.goodput.windows[WINDOW_S].attainment(),
         goodput_10s=desk.goodput.goodput(SHORT_WINDOW_S, now), queue_depth=len(desk.line),
+        queue_late=num_late, notice="" if notice is None else str(notice), notice_said=notice,
     )  # fmt: skip
 
 
@@ -94,7 +101,7 @@ def _troubles(desk: Desk, now: float) -> list[str]:
     for model, group in sorted(fleet.groups.items()):
         blocked = unserved(config, model, group)
         if blocked is not None:
-            found.append(f"{blocked.sentence}, requests wait and are then refused")
+            found.append(f"{blocked.said}, requests wait and are then refused")
         elif not group.prefills and not group.mixed:
             found.append(f"no prefill instance of {model} is ready, so decode computes prompts (serve_on_decode)")
     late_s = SILENT_BEATS * config.heartbeat_s
@@ -114,6 +121,17 @@ def _troubles(desk: Desk, now: float) -> list[str]:
         if line and line[0].waits_for:
             found.append(f"waiting requests: {len(line)}, because {line[0].waits_for}")
     return found
+
+
+def _num_late(desk: Desk, now: float) -> int:
+    """Of those that wait for a place: past an objective already."""
+    return sum(request.doomed(now) for model in desk.line.models() for request in desk.line.of(model))
+
+
+def _notice(desk: Desk, now: float) -> Said | None:
+    """Why requests wait beside idle prefill instances, where it is not decodes that they wait for."""
+    kept = any(now - desk.memory(model).kept_s < KEPT_S for model in desk.line.models())
+    return say("notice.late") if kept and desk.config.early_reject != "objective" else None
 
 
 FAILURES = {

@@ -48,6 +48,11 @@ class ApiError(PhaseplaneError):
         return response
 
 
+def told(status: int, said: Said, *, code: str | None = None, retry_after_s: float | None = None) -> ApiError:
+    """What screens can say in their language, too."""
+    return ApiError(status, str(said), code=code, retry_after_s=retry_after_s, said=said)
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A 400."""
     return ApiError(400, message, param=param, code=code)

@@ -15,13 +15,14 @@ from aiohttp import web
 from controlplane.core.events import Arrived, RequestSpec
 from controlplane.gateway.assembler import Assembler, Piece
 from controlplane.gateway.auth import salt_of
-from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.errors import ApiError, invalid, told
 from controlplane.gateway.params import Wanted
 from controlplane.gateway.service import TENANT, Gateway, ServedModel
 from controlplane.gateway.streams import Client, Stream
 from controlplane.settings import nearest
 from controlplane.text import MAX_SHOWN, shown
 from transfer.errors import Overloaded, RemoteError
+from transfer.said import Said, say
 from transfer.terms import TokenIds, pack_tokens
 
 CLASS_HEADER = "x-phaseplane-class"
@@ -59,7 +60,7 @@ class Call:
         self.client = Client(lambda: _abort(request))
         self.streams: list[Stream] = []
         if gateway.stopping:
-            raise ApiError(503, "the server is stopping; send the request again", retry_after_s=1.0)
+            raise told(503, say("ended.stopping"), retry_after_s=1.0)
         limits = gateway.config.limits
         if (total := num_prompts * wanted.n) > limits.max_choices:
             raise invalid(f"{total} choices in one call are over the limit of {limits.max_choices}; lower n", "n")
@@ -101,7 +102,7 @@ class Call:
             for spec in specs:
                 gateway.control.post(Arrived(request=spec))
         except RemoteError as error:
-            self._abandon("the scheduler is not there")
+            self._abandon(say("ended.no_scheduler"))
             raise ApiError(503, f"the request could not be scheduled: {error}", retry_after_s=1.0) from None
 
     async def answer(self, form: Format) -> web.StreamResponse:
@@ -109,7 +110,7 @@ class Call:
         try:
             return await (self._stream(form) if self.wanted.stream else self._collect(form))
         finally:
-            self._abandon("the client disconnected")
+            self._abandon(say("ended.disconnected"))
 
     async def _collect(self, form: Format) -> web.Response:
         while not all(stream.ended for stream in self.streams):
@@ -151,7 +152,7 @@ class Call:
             except ConnectionError:
                 return response
 
-    def _abandon(self, reason: str) -> None:
+    def _abandon(self, reason: Said) -> None:
         for stream in self.streams:
             self.gateway.router.abandon(stream, reason)
 

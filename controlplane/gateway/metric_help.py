@@ -17,6 +17,8 @@ HELP: dict[str, str] = {
     "phaseplane_stage_seconds_total": "Seconds that requests spent on the way to their first token, by stage.",
     "phaseplane_requests_in_flight": "Requests that arrived and have not ended.",
     "phaseplane_requests_waiting_for_a_place": "Requests that no instance has been asked to serve yet.",
+    "phaseplane_requests_waiting_past_objective":
+        "Requests that wait for a place and are already past an objective of their class.",
     "phaseplane_requests_doomed": "Requests in flight that are already past an objective of their class.",
     "phaseplane_requests_suspected": "Requests in flight that run alone because engines failed while they ran.",
     "phaseplane_arrivals_total": "Requests that reached the scheduler.",

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from controlplane.core.events import Ended, Event, Expect, Fail, FirstToken, RequestSpec, Resume
 from controlplane.gateway.assembler import Assembler, Piece
-from controlplane.gateway.errors import ApiError
+from controlplane.gateway.errors import ApiError, told
 from transfer.api import Outcome
 from transfer.errors import Overloaded
+from transfer.said import Said, say
 from transfer.terms import RequestId, pack_tokens
 from transfer.wire.messages import PrefillDone, StepOutput, TokenItem
 
@@ -28,6 +29,7 @@ LINGER_S = 15.0
 WATCHDOG_GRACE_S = 1.0
 """The scheduler core enforces the request's timeout; this watchdog is behind it, in case it does not."""
 
+PART_LOST = say("ended.part_lost")
 _OUTCOMES: dict[str, Outcome] = {"overloaded": "rejected", "invalid": "rejected", "timeout": "timed_out"}
 _log = logging.getLogger(__name__)
 
@@ -137,12 +139,12 @@ class TokenRouter:
         if stream.ended and (stream.error is not None or not stream.pieces):
             self._close(stream)
 
-    def abandon(self, stream: Stream, reason: str) -> None:
+    def abandon(self, stream: Stream, reason: Said) -> None:
         """The client is gone. Idempotent, and harmless after the end."""
         if stream.closed:
             return
         if stream.error is None:
-            self._end(stream, "cancelled", ApiError(499, reason), by_node=stream.ended and stream.by_node)
+            self._end(stream, "cancelled", told(499, reason), by_node=stream.ended and stream.by_node)
         self._close(stream)
 
     def fail_stream(self, stream: Stream, error: ApiError, outcome: Outcome) -> None:
@@ -190,7 +192,7 @@ class TokenRouter:
 
     def fail(self, effect: Fail) -> None:
         if stream := self._streams.get(effect.request_id):
-            error = ApiError(effect.status, effect.message, code=effect.kind, retry_after_s=effect.retry_after_s)
+            error = told(effect.status, effect.said, code=effect.kind, retry_after_s=effect.retry_after_s)
             self.fail_stream(stream, error, _OUTCOMES.get(effect.kind, "error"))
 
     async def run(self) -> None:
@@ -206,15 +208,13 @@ class TokenRouter:
             if stream.ended_at is not None:
                 if now > stream.ended_at + LINGER_S:
                     stream.client.drop()
-                    self.abandon(stream, "the client did not read its answer")
+                    self.abandon(stream, say("ended.unread"))
             elif now > stream.spec.arrived_s + stream.spec.timeout_s + WATCHDOG_GRACE_S:
-                message = f"the request did not finish within {stream.spec.timeout_s:g} s"
-                self.fail_stream(stream, ApiError(504, message, code="timeout"), "timed_out")
+                late = say("ended.unfinished", seconds=f"{stream.spec.timeout_s:g}")
+                self.fail_stream(stream, told(504, late, code="timeout"), "timed_out")
             elif stream.parked and now > stream.parked_at + GAP_PATIENCE_S:
                 _log.error("request %s lost output token %d on its way", stream.spec.request_id, len(stream.output_ids))
-                self.fail_stream(
-                    stream, ApiError(500, "a part of the answer was lost on its way; send it again"), "error"
-                )
+                self.fail_stream(stream, told(500, PART_LOST), "error")
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class TokenRouter:
             stream.parked_at = self._now()
         stream.parked[item.index] = item
         if len(stream.parked) > MAX_PARKED_ITEMS:
-            self.fail_stream(stream, ApiError(500, "a part of the answer was lost on its way; send it again"), "error")
+            self.fail_stream(stream, told(500, PART_LOST), "error")
 
     def _push(self, stream: Stream, item: TokenItem, skip: int) -> None:
         token_ids = item.token_ids[skip:]
@@ -262,7 +262,7 @@ class TokenRouter:
         elif stream.live and stream.num_unread > self._max_unread:
             _log.warning("request %s is cancelled: its client does not read", stream.spec.request_id)
             stream.client.drop()
-            self.abandon(stream, "the client does not read its stream")
+            self.abandon(stream, say("ended.not_reading"))
             return
         if stream.live or piece.finish is not None:
             stream.client.wake()
@@ -304,6 +304,7 @@ class TokenRouter:
                 max_itl_s=stream.max_itl_s,
                 cached_tokens=stream.local_cached_tokens,
                 error=None if stream.error is None else str(stream.error),
+                error_said=None if stream.error is None else stream.error.said,
                 by_node=stream.by_node,
             )
         )

@@ -121,15 +121,13 @@ def _check(flags: argparse.Namespace) -> None:
     for flag in ("rate", "budget", "num", "effort", "block_size"):
         value = getattr(flags, flag)
         if value is not None and not value > 0:
-            raise InvalidValue(f"--{flag.replace('_', '-')} must be above 0, got {value:g}")
+            raise InvalidValue(say("planner.above", flag=flag.replace("_", "-"), got=f"{value:g}"))
     if not 0 < flags.target < 1:
-        raise InvalidValue(f"--target must be between 0 and 1, like 0.9, got {flags.target:g}")
+        raise InvalidValue(say("planner.target", got=f"{flags.target:g}"))
     if importlib.util.find_spec("scipy") is None:
-        raise InvalidValue(
-            "planning needs scipy, which is not installed; install it with `pip install 'phaseplane[plan]'`"
-        )
+        raise InvalidValue(say("planner.scipy"))
     if flags.png is not None and not Path(flags.png).resolve().parent.is_dir():
-        raise InvalidValue(f"cannot write the plot {flags.png} (no such directory); give another file with --png")
+        raise InvalidValue(say("planner.plot", path=flags.png, reason="no such directory"))
     check_packages(False, flags.png is not None)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from controlplane.planner.report import PlanReport
 from controlplane.sim.plots import BLUE, GREEN, GREY, INK, ORANGE, PNG_DPI, TERMINAL_ROWS, package
 from transfer.errors import InvalidValue
+from transfer.said import say
 
 PNG_INCHES = (9.0, 5.5)
 
@@ -71,4 +72,4 @@ def write_png(path: Path, report: PlanReport) -> None:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InvalidValue(f"cannot write the plot {path} ({reason}); give another file with --png") from None
+        raise InvalidValue(say("planner.plot", path=path, reason=reason)) from None

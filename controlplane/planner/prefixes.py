@@ -9,6 +9,7 @@ import numpy as np
 
 from controlplane.planner.charges import Floats
 from transfer.errors import InvalidValue
+from transfer.said import say
 from transfer.traces.request import TraceRequest
 
 
@@ -66,10 +67,7 @@ class _Spans:
         if not request.blocks:
             return []
         if request.block_tokens % block_size:
-            raise InvalidValue(
-                f"a trace whose blocks are {request.block_tokens} tokens long cannot be bounded with KV blocks of "
-                f"{block_size}; give a block size that divides {request.block_tokens}"
-            )
+            raise InvalidValue(say("planner.blocks", num=request.block_tokens, size=block_size))
         whole, each = request.prompt_tokens // block_size, request.block_tokens // block_size
         usual, before, found = self._usual, 0, list[int]()
         for name in request.blocks[: -(-whole // each)]:

@@ -36,13 +36,10 @@ def plan_several(flags: argparse.Namespace, on_run: OnRun | None) -> DivisionPla
 def _check(flags: argparse.Namespace) -> None:
     for name, instead in OF_ONE.items():
         if getattr(flags, name) is not None:
-            say_so = f"; say it for each, like {instead} in its --model" if instead else "; leave it out"
-            raise InvalidValue(f"--{name} is of a plan of one model{say_so}")
+            code = "want.of_one" if instead else "want.of_one_only"
+            raise InvalidValue(say(code, flag=name, example=instead))
     if ":kv_pool" in flags.fleet:
-        raise InvalidValue(
-            f"--fleet {flags.fleet} has KV pools, and each keeps the KV of one model: name them in the --model whose "
-            "they are, like pool=1xCPU:kv_pool"
-        )
+        raise InvalidValue(say("want.whose_pools", fleet=flags.fleet))
 
 
 def _asked(flags: argparse.Namespace, want: Want, on_run: OnRun | None) -> Asked:

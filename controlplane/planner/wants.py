@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transfer.errors import InvalidValue
+from transfer.said import say
 from transfer.terms import Struct
 
 MAX_MODELS = 16
@@ -47,14 +48,14 @@ def parse_wants(texts: Sequence[str]) -> tuple[Want, ...]:
         elif models:
             models[-1][1].append(word)
         else:
-            raise InvalidValue(f"{word!r} stands before any model; write it like {EXAMPLE}")
+            raise InvalidValue(say("want.before", word=repr(word), example=EXAMPLE))
     wants = tuple(_want(model, words) for model, words in models)
     names = [one.name for one in wants]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InvalidValue(f"{twice} is wanted twice; name it once, with the sum of its rates")
+        raise InvalidValue(say("want.twice", model=twice))
     if len(wants) > MAX_MODELS:
-        raise InvalidValue(f"{len(wants)} models are wanted; a fleet is divided among {MAX_MODELS} at most")
+        raise InvalidValue(say("want.many", num=len(wants), most=MAX_MODELS))
     return wants
 
 
@@ -62,7 +63,9 @@ def _words(texts: Sequence[str]) -> list[str]:
     try:
         return [word for text in texts for word in ([text] if _is_directory(text) else shlex.split(text))]
     except ValueError as error:
-        raise InvalidValue(f"{' '.join(texts)!r} cannot be read ({error}); write it like {EXAMPLE}") from None
+        raise InvalidValue(
+            say("want.unreadable", text=repr(" ".join(texts)), reason=error, example=EXAMPLE)
+        ) from None  # fmt: skip
 
 
 def _is_directory(text: str) -> bool:
@@ -79,13 +82,15 @@ def _want(model: str, words: Sequence[str]) -> Want:
         key, _, value = word.partition("=")
         if key not in values:
             nearest = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.0)[0]
-            raise InvalidValue(f"{model} has no {key!r}; did you mean {nearest}=? It has {', '.join(KEYS)}")
+            raise InvalidValue(
+                say("want.no_key", model=model, name=repr(key), nearest=nearest, keys=", ".join(KEYS))
+            )  # fmt: skip
         if not value or (values[key] and key not in ("slo", "pool")):
-            raise InvalidValue(f"{model} needs one value for {key}=, got {word!r}")
+            raise InvalidValue(say("want.one_value", model=model, name=key, got=repr(word)))
         values[key].append(value)
     stray = next((pool for pool in values["pool"] if ":kv_pool" not in pool), None)
     if stray is not None:
-        raise InvalidValue(f"{model} has pool={stray}, which is no KV pool; write it like pool=1xCPU:kv_pool")
+        raise InvalidValue(say("want.no_pool", model=model, pool=stray))
     first = {key: found[0] if found else None for key, found in values.items()}
     return Want(
         model=model, rate=_rate(model, first["rate"]), slos=tuple(values["slo"]), trace=first["trace"],
@@ -95,11 +100,11 @@ def _want(model: str, words: Sequence[str]) -> Want:
 
 def _rate(model: str, text: str | None) -> float:
     if text is None:
-        raise InvalidValue(f"nobody said how many requests a second {model} shall serve; write it like {EXAMPLE}")
+        raise InvalidValue(say("want.no_rate", model=model, example=EXAMPLE))
     try:
         rate = float(text)
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf"):
-        raise InvalidValue(f"{model} needs a rate above 0, in requests a second, got {text!r}")
+        raise InvalidValue(say("want.rate", model=model, got=repr(text)))
     return rate

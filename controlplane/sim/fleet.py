@@ -6,9 +6,10 @@ import re
 
 from controlplane.sim.spec import NodeSpec
 from nodes.hardware import preset, with_gpus
-from nodes.shapes import kv_blocks, latency_profile, shape
+from nodes.shapes import kv_blocks, latency_profile, shape, weights_bytes
 from transfer.errors import InvalidValue
 from transfer.profile import HardwareProfile, ModelShape
+from transfer.said import say
 from transfer.terms import Role
 
 USEFUL_KV_SHARE = 0.3
@@ -33,18 +34,18 @@ def parse_fleet(text: str, model: str, block_size: int) -> tuple[NodeSpec, ...]:
     Raises InvalidValue with what is wrong and how to write it.
     """
     if block_size < 1:
-        raise InvalidValue(f"a KV block holds at least one token, got {block_size}")
+        raise InvalidValue(say("fleet.block", got=block_size))
     shape_ = shape(model)
     numbers = dict.fromkeys(Role, 0)
     found: list[NodeSpec] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise InvalidValue(f"{part.strip()!r} is no part of a fleet; write COUNTxCLASS[@GPUS]:ROLE like {EXAMPLE}")
+            raise InvalidValue(say("fleet.no_part", part=repr(part.strip()), example=EXAMPLE))
         role = _role(match["role"], part)
         count = int(match["count"])
         if not 1 <= count <= MAX_INSTANCES - len(found):
-            raise InvalidValue(f"{part.strip()!r}: a fleet has from 1 to {MAX_INSTANCES} instances")
+            raise InvalidValue(say("fleet.num", part=repr(part.strip()), most=MAX_INSTANCES))
         node = _instance(part.strip(), match, role, shape_, block_size)
         for _ in range(count):
             found.append(node(f"{_LETTERS[role]}{numbers[role]}"))
@@ -67,10 +68,10 @@ def _instance(part: str, match: re.Match[str], role: Role, model: ModelShape, bl
     block_bytes = model.kv_token_bytes * block_size
     if role is Role.KV_POOL:
         if match["gpus"]:
-            raise InvalidValue(f"{part!r}: a kv_pool has no GPUs; leave @{match['gpus']} out")
+            raise InvalidValue(say("fleet.pool_gpus", part=repr(part), gpus=match["gpus"]))
         num_blocks = int(hardware.memory_bytes * POOL_MEMORY_SHARE // block_bytes)
         if not num_blocks:
-            raise InvalidValue(f"{part!r}: not one KV block of {block_bytes / 1e9:.1f} GB fits into its memory")
+            raise InvalidValue(say("fleet.pool_memory", part=repr(part), size=f"{block_bytes / 1e9:.1f}"))
         ssd_blocks = int(float(match["ssd"] or 0) * 1e12 // block_bytes)
         return _Kind(
             NodeSpec(
@@ -79,7 +80,7 @@ def _instance(part: str, match: re.Match[str], role: Role, model: ModelShape, bl
             )
         )  # fmt: skip
     if match["ssd"]:
-        raise InvalidValue(f"{part!r}: only a kv_pool keeps KV on SSD; leave +{match['ssd']}TB out")
+        raise InvalidValue(say("fleet.ssd", part=repr(part), ssd=match["ssd"]))
     gpus = int(match["gpus"]) if match["gpus"] else _fewest(part, hardware, model, block_size)
     whole = with_gpus(hardware, gpus)
     return _Kind(
@@ -102,25 +103,22 @@ def _fewest(part: str, hardware: HardwareProfile, model: ModelShape, block_size:
             continue
         if blocks * block_bytes >= USEFUL_KV_SHARE * gpus * hardware.memory_bytes:
             return gpus
-    raise InvalidValue(
-        f"{part!r}: the model leaves no useful room for KV on up to {GPUS[-1]} {hardware.name}; take a class with more "
-        "memory, or say how many GPUs an instance has, like @32"
-    )
+    raise InvalidValue(say("fleet.no_room", part=repr(part), most=GPUS[-1], hardware=hardware.name))
 
 
 def _blocks(part: str, hardware: HardwareProfile, model: ModelShape, block_size: int) -> int:
     try:
         return kv_blocks(hardware, model, block_size)
-    except InvalidValue as error:
-        raise InvalidValue(
-            f"{part!r}: {str(error).split(';')[0]}; give each instance more GPUs, like @{2 * hardware.num_gpus}"
-        ) from None
+    except InvalidValue:
+        raise InvalidValue(say(
+            "fleet.weights", part=repr(part), size=f"{weights_bytes(model) / 1e9:.0f}", hardware=hardware.name,
+            gpus=hardware.num_gpus, memory=f"{hardware.memory_bytes / 1e9:.0f}", more=2 * hardware.num_gpus,
+        )) from None  # fmt: skip
 
 
 def _role(name: str, part: str) -> Role:
     try:
         return Role(name)
     except ValueError:
-        raise InvalidValue(
-            f"{part.strip()!r}: an instance is {', '.join(role.value for role in Role)}, not {name!r}"
-        ) from None
+        roles = ", ".join(role.value for role in Role)
+        raise InvalidValue(say("fleet.role", part=repr(part.strip()), roles=roles, role=repr(name))) from None

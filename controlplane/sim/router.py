@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from controlplane.core.events import Ended, Event, Expect, Fail, FirstToken, RequestSpec, Resume
 from transfer.api import Outcome
 from transfer.errors import IllegalTransition
+from transfer.said import Said, say
 from transfer.terms import FinishReason, RequestId
 
 if TYPE_CHECKING:
@@ -64,14 +65,14 @@ class Router:
     def fail(self, effect: Fail, now: float) -> None:
         stream = self._settled(effect.request_id)
         if stream is not None:
-            self._end(stream, _OUTCOMES.get(effect.kind, "error"), None, now, error=effect.message)
+            self._end(stream, _OUTCOMES.get(effect.kind, "error"), None, now, error=effect.said)
 
     def give_up(self, now: float) -> None:
         """The simulation ends: whoever is still here has waited too long."""
         for request_id in list(self.streams):
             stream = self._settled(request_id)
             if stream is not None:
-                self._end(stream, "timed_out", None, now, error="it did not end within the simulated time")
+                self._end(stream, "timed_out", None, now, error=say("ended.not_simulated"))
 
     # --- tokens -----------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class Router:
         return stream
 
     def _end(
-        self, stream: Stream, outcome: Outcome, finish: FinishReason | None, now: float, *, error: str | None
+        self, stream: Stream, outcome: Outcome, finish: FinishReason | None, now: float, *, error: Said | None
     ) -> None:
         del self.streams[stream.request_id]
         arrived, count, first = stream.spec.arrived_s, stream.count, stream.first_at
@@ -146,7 +147,8 @@ class Router:
                 e2e_s=now - arrived,
                 max_itl_s=stream.max_itl_s,
                 cached_tokens=stream.cached_tokens,
-                error=error,
+                error=None if error is None else str(error),
+                error_said=error,
                 by_node=finish is not None,
             )
         )

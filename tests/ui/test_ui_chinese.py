@@ -25,6 +25,7 @@ from ui.console.views import draw
 from ui.errors import ApiError
 from ui.insight import miss_text, reason_text, refusal_text, risk_texts
 from ui.tui.draw_plan import plan_lines
+from ui.tui.draw_requests import request_detail
 from ui.tui.lines import plain
 from ui.tui.panels import panels
 from ui.tui.pen import Pen
@@ -36,6 +37,8 @@ SENTENCE = re.compile(r"[A-Za-z]{2,}(?:[,;:]? [A-Za-z]{2,}){2,}")
 """Three words of ASCII in a row: no id, no figure."""
 ADVICE = say("advice.move", moves="n3 P->D", promise=say("advice.promise", gain="+18", low="12", high="23"), seconds=6)
 LINE = say("hold.why", why=say("hold.again", num=2, advice=ADVICE))
+NOTICE = say("notice.late")
+LATE = say("ended.not_taken", seconds="600", why=say("wait.no_decode", model="tiny"))
 RULE = say("autopilot.rule", every=1.5, short=10, middle=60, long=300, rest=15)
 
 
@@ -59,8 +62,8 @@ def a_spoken_record() -> RequestRecord:
     record = a_record()
     reason = (say("place.good", share="3%"), say("place.ttft", seconds="3", objective="2"))
     why = tuple(msgspec.structs.replace(one, reason="said in other words", said=reason) for one in record.why)
-    error = "the request took longer than its 600 s"
-    return msgspec.structs.replace(record, why=why, good=False, missed_by_s={"ttft": 1.2}, error=error)
+    return msgspec.structs.replace(record, why=why, good=False, missed_by_s={"ttft": 1.2}, error=str(LATE),
+                                   error_said=LATE)  # fmt: skip
 
 
 def a_spoken_row() -> AuditRow:
@@ -97,10 +100,15 @@ def test_no_page_says_an_english_sentence(spoken: Fake, name: str):
 
 
 def test_nor_do_the_live_parts(fleet: Fake):
-    state: FleetState = msgspec.structs.replace(fleet.fleet, advice=str(LINE), advice_said=LINE, autopilot="advise")
+    state: FleetState = msgspec.structs.replace(
+        fleet.fleet, advice=str(LINE), advice_said=LINE, autopilot="advise", queue_late=7, notice=str(NOTICE),
+        notice_said=NOTICE,
+    )  # fmt: skip
     drawn = draw(Scene(state, 0.0, fleet.url, Trail(), ()), "zh-Hant")
     assert sentences(drawn.parts.values()) == []
     assert "+18 %" in drawn.parts["advice"]
+    assert "prefill" in drawn.parts["advice"]
+    assert "\u5df2\u8d85\u904e\u76ee\u6a19" in drawn.parts["figures"]
 
 
 def test_nor_does_any_panel_of_the_terminal():
@@ -109,7 +117,9 @@ def test_nor_does_any_panel_of_the_terminal():
     assert picture.fleet is not None
     view = an_autopilot(line=str(LINE), said=LINE, rule=str(RULE), rule_said=RULE)
     looks = tuple(msgspec.structs.replace(one, line=str(LINE), said=LINE) for one in view.evaluations)
-    state = msgspec.structs.replace(picture.fleet, advice=str(LINE), advice_said=LINE)
+    state = msgspec.structs.replace(
+        picture.fleet, advice=str(LINE), advice_said=LINE, notice=str(NOTICE), notice_said=NOTICE, queue_late=7
+    )
     picture = replace(
         picture, fleet=state, audit=(msgspec.structs.replace(a_spoken_row(), at_s=picture.at_s),),
         records=(a_spoken_record(),), autopilot=msgspec.structs.replace(view, evaluations=looks),
@@ -118,6 +128,18 @@ def test_nor_does_any_panel_of_the_terminal():
         lines = [*panel.draw(pen, picture, 118, 40), *panel.detail(pen, picture, 118)]
         assert sentences(plain(one) for one in lines) == [], panel.name
     assert sentences(plain(one) for one in plan_lines(pen, a_spoken_plan(), 118, None)) == []
+
+
+def test_what_a_client_was_told_is_said_in_the_operator_s_language(spoken: Fake):
+    chinese = CHINESE.sentence(LATE, "")
+    assert CJK.search(chinese)
+    for pen, words_, other in ((Pen(CHINESE), chinese, str(LATE)), (PEN, str(LATE), chinese)):
+        lines = "".join(plain(one) for one in request_detail(pen, a_spoken_record(), 200))
+        assert words_ in lines
+        assert other not in lines
+    texts = "".join(shown(page("requests", "zh-Hant")))
+    assert chinese in texts
+    assert str(LATE) not in texts
 
 
 def test_every_sentence_of_the_control_plane_is_said_in_both_languages():

@@ -4,14 +4,21 @@ Chinese: refusals, and a plan on the Planner page."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import pytest
 from test_console_pages import page
-from test_ui_chinese import sentences, shown, spoken
+from test_ui_chinese import CHINESE, CJK, sentences, shown, spoken
 
-from transfer.said import Said, joined, say
+from controlplane.planner.wants import parse_wants
+from controlplane.sim.fleet import parse_fleet
+from transfer.errors import InvalidValue
+from transfer.objectives import parse_objectives
+from transfer.said import Said, joined, said_of, say
 from transfer.sentences import ENGLISH
 from ui.console.planning import Outcome, Planning, read_report
 from ui.console.screens.planner import RUN
@@ -19,11 +26,13 @@ from ui.console.screens.planner import RUN
 ROOT = Path(__file__).parents[2]
 TOLD = [
     *(ROOT / "controlplane" / "core").rglob("*.py"),
-    *(ROOT / "controlplane" / "planner" / f"{name}.py" for name in ("plan", "search", "fleets", "why", "division")),
+    *(ROOT / "controlplane" / "planner").glob("*.py"),
+    *(ROOT / name for name in ("controlplane/sim/fleet.py", "nodes/hardware.py", "transfer/objectives.py")),
 ]
 FOR_OTHERS = ("config.py", "machine.py", "recorder.py")
 """Faults of settings, of recordings and of the program itself, which no screen shows."""
 SAYS = ("say", "counted")
+MODEL = "llama-3.1-8b"
 __all__ = ["spoken"]
 
 
@@ -49,6 +58,7 @@ def test_every_refusal_of_the_core_and_the_planner_has_a_code() -> None:
 
 def test_every_code_that_is_said_has_its_sentence() -> None:
     files = [file for folder in ("controlplane", "transfer") for file in (ROOT / folder).rglob("*.py")]
+    files += [ROOT / "nodes" / name for name in ("hardware.py", "shapes.py")]
     codes = {
         what.value
         for file in files
@@ -57,6 +67,39 @@ def test_every_code_that_is_said_has_its_sentence() -> None:
     }
     assert len(codes) > 100
     assert codes - ENGLISH.keys() == set()
+
+
+@pytest.mark.parametrize("wrong", [
+    partial(parse_fleet, "8xH800", MODEL, 512),
+    partial(parse_fleet, "0xH800:prefill", MODEL, 512),
+    partial(parse_fleet, "1xH800:worker", MODEL, 512),
+    partial(parse_fleet, "1xCPU@2:kv_pool", MODEL, 512),
+    partial(parse_fleet, "1xH800:decode+4TB", MODEL, 512),
+    partial(parse_fleet, "1xH800@0:decode", MODEL, 512),
+    partial(parse_fleet, "1xH800@1:decode", "deepseek-v3", 512),
+    partial(parse_fleet, "1xH900:decode", MODEL, 512),
+    partial(parse_fleet, "1xH800:decode", "lama", 512),
+    partial(parse_objectives, ["ttft:soon,tpot:0.2"]),
+    partial(parse_objectives, ["ttft:2"]),
+    partial(parse_wants, ["rate=3"]),
+    partial(parse_wants, ["a rate=3 a rate=3"]),
+    partial(parse_wants, [" ".join(f"m{number} rate=1" for number in range(20))]),
+    partial(parse_wants, ["a 'b"]),
+    partial(parse_wants, ["a rite=3"]),
+    partial(parse_wants, ["a rate="]),
+    partial(parse_wants, ["a rate=3 pool=1xCPU"]),
+    partial(parse_wants, ["a"]),
+    partial(parse_wants, ["a rate=often"]),
+])  # fmt: skip
+def test_what_is_written_wrongly_on_the_planner_page_is_said_in_both_languages(wrong: Callable[[], object]) -> None:
+    with pytest.raises(InvalidValue) as error:
+        wrong()
+    said = said_of(error.value)
+    chinese = CHINESE.sentence(said, "")
+    assert said.code != "text"
+    assert CJK.search(chinese), said
+    assert not re.search("write it|give|there is no|needs", chinese), "no English around the values"
+    assert not re.search("[{}]", str(said)), "every value is filled in"
 
 
 def an_outcome() -> Outcome:

@@ -14,6 +14,7 @@ from ui_fakes import Fake, a_fleet, a_plan
 from ui_kit import closed_port
 
 from transfer.api import ClassView, KvView, ModelView, Prediction, Quantiles
+from transfer.said import say
 from ui import cli
 from ui.rebalance import shapes
 
@@ -139,6 +140,15 @@ def test_status_table_has_every_instance(run, fleet: Fake):
     assert ran.code == 0
     for word in ("1P1D", "cpu-0", "cpu-1", "decode", "90.0%", "Objectives are met."):
         assert word in ran.out
+
+
+def test_status_says_how_many_that_wait_are_past_their_objective_and_why(run, fleet: Fake):
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, queue_depth=180)
+    assert "180 of them waiting for a place, up" in run("status", "--url", fleet.url).out
+    fleet.fleet = msgspec.structs.replace(fleet.fleet, queue_late=172, notice=str(say("notice.late")))
+    said = run("status", "--url", fleet.url).out
+    assert "180 of them waiting for a place (172 past their objective), up" in said
+    assert 'scheduler.early_reject = "objective"' in said
 
 
 def test_status_says_what_is_missed_now_and_where_the_time_is_lost(run, fleet: Fake):

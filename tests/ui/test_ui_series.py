@@ -6,6 +6,8 @@ import io
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,7 @@ from transfer.screens import Column, SeriesView
 from ui import series_names
 from ui.errors import CliError
 from ui.series import Gap, from_record, nice_every, recorded, report, step_for
+from ui.series_command import zone_s
 from ui.series_names import PULSE, chosen, figure, meaning
 from ui.series_view import show_report
 
@@ -26,6 +29,10 @@ NAMES = (
     "stage.prefill_s", "stage.queue_s",
 )  # fmt: skip
 T = 1_800_000_000
+
+
+def utc(_: float) -> float:
+    return 0.0
 
 
 def a_view(step_s: int = 10) -> SeriesView:
@@ -84,7 +91,7 @@ def test_what_a_series_is_is_said_of_each_by_itself() -> None:
 
 
 def test_rows_have_extremes_and_means_and_a_gap_is_no_zero() -> None:
-    found = report(a_view(), ["goodput_per_s", "attainment"], 70.0, 30.0, 0.0)
+    found = report(a_view(), ["goodput_per_s", "attainment"], 70.0, 30.0, utc)
     assert (found.since_s, found.from_s, found.until_s, found.every_s) == (T, T + 10, T + 70, 30.0)
     assert found.down == (Gap(T + 30, T + 50),)
     goodput = found.series["goodput_per_s"]
@@ -99,18 +106,46 @@ def test_rows_have_extremes_and_means_and_a_gap_is_no_zero() -> None:
 
 
 def test_a_second_that_was_not_sampled_is_no_gap() -> None:
-    found = report(a_view(1), ["goodput_per_s"], 70.0, 3.0, 0.0)
+    found = report(a_view(1), ["goodput_per_s"], 70.0, 3.0, utc)
     assert found.down == ()
     assert found.series["goodput_per_s"].rows[1].down_s == 0.0
-    assert report(a_view(3), ["goodput_per_s"], 70.0, 3.0, 0.0).down == (Gap(T + 9, T + 15),)
+    assert report(a_view(3), ["goodput_per_s"], 70.0, 3.0, utc).down == (Gap(T + 9, T + 15),)
 
 
 def test_rows_begin_at_round_local_times_and_are_no_finer_than_the_answer() -> None:
     india = 5.5 * 3600
-    rows = report(a_view(), ["attainment"], 70.0, 3600.0, india).series["attainment"].rows
+    rows = report(a_view(), ["attainment"], 70.0, 3600.0, lambda _: india).series["attainment"].rows
     assert [(row.at_s + india) % 3600 for row in rows] == [0.0]
-    assert report(a_view(), ["attainment"], 70.0, 1.0, 0.0).every_s == 10.0
-    assert report(a_view(60), ["attainment"], 70.0, 90.0, 0.0).every_s == 120.0
+    assert report(a_view(), ["attainment"], 70.0, 1.0, utc).every_s == 10.0
+    assert report(a_view(60), ["attainment"], 70.0, 90.0, utc).every_s == 120.0
+
+
+@pytest.mark.parametrize(("day", "every_h", "begins"), [
+    ("2026-10-25", 1, ["00:00", "01:00", "02:00", "02:00", "03:00", "04:00", "05:00"]),
+    ("2026-10-25", 2, ["00:00", "02:00", "04:00"]),
+    ("2026-10-25", 4, ["00:00", "04:00"]),
+    ("2026-03-29", 2, ["00:00", "03:00", "04:00", "06:00"]),
+    ("2026-03-29", 4, ["00:00", "04:00"]),
+    ("2026-10-26", 2, ["00:00", "02:00", "04:00", "06:00"]),
+])  # fmt: skip
+def test_wide_rows_stay_at_their_hours_where_clocks_change(day: str, every_h: int, begins: list[str]) -> None:
+    """Berlin's clocks go back at 03:00 on 2026-10-25: the row from 02:00 on is an hour longer, none is moved."""
+    with local("Europe/Berlin"):
+        midnight = datetime.fromisoformat(day).timestamp()
+        times = tuple(int(midnight) + 600 * index for index in range(42))
+        view = SeriesView(step_s=600, times=times, series={PULSE: Column(last=(1.0,) * 42)})
+        rows = report(view, [PULSE], 7 * 3600.0, every_h * 3600.0, zone_s).series[PULSE].rows
+        assert [datetime.fromtimestamp(row.at_s).strftime("%H:%M") for row in rows] == begins
+    assert rows[0].at_s == midnight
+    assert [row.at_s for row in rows] == sorted({row.at_s for row in rows})
+
+
+def test_a_record_that_begins_after_clocks_went_back_is_in_the_row_of_before() -> None:
+    with local("Europe/Berlin"):
+        midnight = datetime.fromisoformat("2026-10-25").timestamp()
+        view = SeriesView(step_s=600, times=(int(midnight) + 4 * 3600 + 1800,), series={PULSE: Column(last=(1.0,))})
+        rows = report(view, [PULSE], 3600.0, 4 * 3600.0, zone_s).series[PULSE].rows
+    assert [row.at_s for row in rows] == [midnight], "at 03:30, of the row that began at 00:00"
 
 
 def test_what_is_before_the_record_is_left_out_of_every_series() -> None:
@@ -122,9 +157,9 @@ def test_what_is_before_the_record_is_left_out_of_every_series() -> None:
 
 def test_without_any_record_nothing_is_known() -> None:
     empty = SeriesView(step_s=10.0, times=(T, T + 10))
-    found = report(empty, ["attainment"], 70.0, 10.0, 0.0)
+    found = report(empty, ["attainment"], 70.0, 10.0, utc)
     assert (found.from_s, found.down, found.series["attainment"].mean) == (None, (), None)
-    assert report(SeriesView(step_s=1.0), ["attainment"], 70.0, 10.0, 0.0).series["attainment"].rows == ()
+    assert report(SeriesView(step_s=1.0), ["attainment"], 70.0, 10.0, utc).series["attainment"].rows == ()
 
 
 @pytest.mark.parametrize(("span_s", "every_s", "step_s"), [
@@ -173,18 +208,24 @@ def drawn(ascii: bool = False, width: int = 100) -> list[str]:
     view = a_view()
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
     names = ["goodput_per_s"]
-    show_report(console, report(view, names, 70.0, 30.0, 0.0), {names[0]: recorded(view, names[0])}, True, ascii)
+    show_report(console, report(view, names, 70.0, 30.0, utc), {names[0]: recorded(view, names[0])}, True, ascii)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 
-@pytest.fixture
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", "UTC")
+@contextmanager
+def local(zone: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("TZ", zone)
         time.tzset()
         yield
     time.tzset()
+
+
+@pytest.fixture
+def _utc() -> Iterator[None]:
+    with local("UTC"):
+        yield
 
 
 @pytest.mark.usefixtures("_utc")
@@ -215,7 +256,7 @@ def test_of_what_has_ended_the_last_value_has_its_time() -> None:
         series={"attainment": Column(last=(1.0, 0.5, None, None, None, None)), PULSE: Column(last=(0.0,) * 6)},
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=100, highlight=False, markup=False)
-    show_report(console, report(view, ["attainment", PULSE], 60.0, 30.0, 0.0), {}, False, False)
+    show_report(console, report(view, ["attainment", PULSE], 60.0, 30.0, utc), {}, False, False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "last 50.0% at 01-15 08:00:10, mean 75.0%" in text

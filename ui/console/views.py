@@ -186,6 +186,7 @@ def _figures(state: FleetState, say: Words) -> Markup:
         ("cost", say.say("term.cost"), figures.money(goodput.cost_per_good)),
         ("in_flight", say.say("term.in_flight"), figures.count(state.in_flight)),
         ("queue", say.say("term.queue"), figures.count(state.queue_depth)),
+        *([("late", say.say("term.queue_late"), figures.count(state.queue_late))] if state.queue_late else ()),
     )  # fmt: skip
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", text), data_figure=key) for key, name, text in shown))
 
@@ -213,7 +214,9 @@ def _advice(state: FleetState, say: Words) -> Markup:
     line = say.sentence(state.advice_said, state.advice) or say.say(
         "advice.off" if state.autopilot == "off" else "advice.none"
     )
-    return join([tag("b", say.say("console.overview.advice", mode=mode)), tag("span", line)])
+    notice = say.sentence(state.notice_said, state.notice)
+    advice = [tag("b", say.say("console.overview.advice", mode=mode)), tag("span", line)]
+    return join([*advice, tag("span", notice, class_="pp-notice") if notice else None])
 
 
 def _chart(scene: Scene, say: Words) -> Markup:

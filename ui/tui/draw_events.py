@@ -6,7 +6,7 @@ from transfer.api import AuditRow, Prediction
 from transfer.autopilot import AutopilotView
 from ui.figures import per_s, share, signed_share, span
 from ui.tui.grid import Grid, Head, Row, figure, text
-from ui.tui.lines import BLANK, Line, Span, line, spaced, wrap
+from ui.tui.lines import BLANK, Line, beside, cells, line, spaced, wrap
 from ui.tui.model import Moment, Picture, moments
 from ui.tui.pen import Pen
 
@@ -62,8 +62,10 @@ def goodput_text(pen: Pen, found: Prediction | None) -> str:
 def autopilot_head(pen: Pen, view: AutopilotView, width: int) -> list[Line]:
     """Mode, what it says, its rule, what it must leave alone, how it has done."""
     limits = view.settings
-    lines: list[Line] = [(Span(pen.say("tui.autopilot.mode", mode=pen.name("autopilot", view.mode)), "title"),
-                          Span(f"  {pen.sentence(view.said, view.line)}"))]  # fmt: skip
+    mode = line(pen.say("tui.autopilot.mode", mode=pen.name("autopilot", view.mode)), "title")
+    room = width - cells(mode) - 2
+    lines = beside([[mode], [line(one) for one in wrap(pen.sentence(view.said, view.line), room, 3)]],
+                   [cells(mode), room])  # fmt: skip
     lines += [line(one, "dim") for one in wrap(pen.sentence(view.rule_said, view.rule), width, 3)]
     most = pen.say("tui.autopilot.third") if limits.max_moves is None else str(limits.max_moves)
     lines.append(line(pen.say("tui.autopilot.limits", floor=limits.floor, most=most)))

@@ -12,12 +12,13 @@ from ui.tui.charts import Curve, chart, nice_top, num_columns, sampled, stacked
 from ui.tui.draw_instances import instance_grid
 from ui.tui.draw_past import GUTTER, HOLD_S, SPAN_S, axis, with_scale
 from ui.tui.grid import Grid, Head, Row, drawn, figure, text
-from ui.tui.lines import BLANK, Line, Span, Tone, beside, fit, line, pad, spaced
+from ui.tui.lines import BLANK, Line, Span, Tone, beside, fit, line, pad, spaced, wrap
 from ui.tui.model import Picture
 from ui.tui.pen import ROLE_TONES, STAGE_TONES, STATE_TONES, Pen
 
 WIDE = 100
 MIN_CHART, MAX_CHART = 3, 18
+MAX_NOTICE = 5
 
 
 def overview(pen: Pen, picture: Picture, width: int, height: int) -> list[Line]:
@@ -25,7 +26,7 @@ def overview(pen: Pen, picture: Picture, width: int, height: int) -> list[Line]:
     fleet = picture.fleet
     if fleet is None:
         return []
-    below = [*stage_lines(pen, fleet, width), *role_lines(pen, fleet, width)]
+    below = [*notice_lines(pen, fleet, width), *stage_lines(pen, fleet, width), *role_lines(pen, fleet, width)]
     tall = height >= 30
     tables = class_lines(pen, fleet, width) if tall or not fleet.stages_s else []
     if tall:
@@ -83,6 +84,15 @@ def attainment_chart(pen: Pen, picture: Picture, width: int, height: int) -> lis
     ])  # fmt: skip
     scaled = with_scale(chart(curves, columns, height, 1.0, pen.ascii), "100%", "0%")
     return [title, *scaled, axis(pen, picture, width)]
+
+
+def notice_lines(pen: Pen, fleet: FleetState, width: int) -> list[Line]:
+    """How many of those that wait are late, and why they wait; nothing while none is."""
+    if not fleet.queue_late:
+        return []
+    late = pen.say("tui.overview.late", num=fleet.queue_depth, late=fleet.queue_late)
+    notice = pen.sentence(fleet.notice_said, fleet.notice)
+    return [line(text, "warn") for text in wrap(f"{late} {notice}", width, MAX_NOTICE)]
 
 
 def stage_lines(pen: Pen, fleet: FleetState, width: int) -> list[Line]:

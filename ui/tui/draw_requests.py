@@ -41,7 +41,7 @@ def request_detail(pen: Pen, record: RequestRecord, width: int) -> list[Line]:
     if missed := miss_text(record, pen.words):
         lines.append(line(missed, "bad"))
     if record.error:
-        told = pen.say("request.told", message=record.error)
+        told = pen.say("request.told", message=pen.sentence(record.error_said, record.error))
         lines += [line(text_line, "bad") for text_line in wrap(told, width, 3)]
     said = (
         pen.say(

@@ -15,7 +15,7 @@ from ui.errors import CliError
 from ui.render import print_json
 from ui.tui.draw import advice_line, goodput_line, verdict_line
 from ui.tui.draw_instances import instance_grid
-from ui.tui.draw_overview import class_lines, role_lines, stage_lines
+from ui.tui.draw_overview import class_lines, notice_lines, role_lines, stage_lines
 from ui.tui.export import document
 from ui.tui.grid import drawn
 from ui.tui.lines import BLANK, Line, ascii_only, plain
@@ -65,7 +65,8 @@ def text(pen: Pen, picture: Picture, width: int) -> str:
     if fleet is None:
         raise CliError(pen.say("tui.error.nothing_heard", url=picture.url))
     lines: list[Line] = [verdict_line(pen, picture), goodput_line(pen, picture), advice_line(pen, picture)]
-    lines += [BLANK, *stage_lines(pen, fleet, width), BLANK, *role_lines(pen, fleet, width)]
+    lines += [*notice_lines(pen, fleet, width), BLANK, *stage_lines(pen, fleet, width), BLANK]
+    lines += role_lines(pen, fleet, width)
     if fleet.classes:
         lines += [BLANK, *class_lines(pen, fleet, width)]
     lines += [BLANK, *drawn(instance_grid(pen, fleet.instances), width, len(fleet.instances) + 1, ascii=pen.ascii)]

@@ -57,7 +57,7 @@ REST = 0.2
 """Who waits for an instance, or is late, is tried again when so much of its TTFT objective has passed."""
 ALIKE = 0.5
 """Part of the tokens of one that found no room beside the decodes from which another finds none either."""
-CROWDED = "its decode would slow others down past their objective, as of one like it just now"
+CROWDED = say("wait.crowded")
 NUM_LOCAL = 2
 """Decode instances that are weighed for computing the prompt, too."""
 
@@ -87,7 +87,7 @@ def place(at: Situation) -> Answer:
     ways = _ways(at, slo, price)
     if not ways:
         if any(at.estimator.open_decodes(group) for group in (at.group.decodes, at.group.mixed)):
-            return Blocked(Block.ROOM, "KV memory of every decode instance would run out at its predicted peak")
+            return Blocked(Block.ROOM, say("wait.no_memory"))
         return []
     best = ways[0]
     error_s = _error_s(best)
@@ -104,18 +104,20 @@ def place(at: Situation) -> Answer:
         spare = price.want <= 0.0 and _spare(at, slo, best)
         at.spare = spare and _idle(best)
         if not at.spare and not _has_turn(at):
+            if best.prefill is not None and _idle(best):
+                at.memory.kept_s = at.now
             return _waits_late(at, slo)
     elif best.decode.harm > (1.0 - best.misses) * best.decode.keeps_pace:
         rows = num_rows(at.group)
         at.memory.crowded[at.group.model.name] = Crowd(at.now, rows, slo.tpot_s, at.wanted.num_tokens, best.ready_s)
-        return Blocked(Block.ROOM, f"its decode would slow {best.decode.harm:.1f} others down past their objective")
+        return Blocked(Block.ROOM, say("wait.slows", num=f"{best.decode.harm:.1f}"))
     taken = next((way for way in ways if way.accepts), None)
     if taken is None:
-        return Blocked(Block.BACKLOG, f"every prefill instance of {at.group.model.name} has work")
+        return Blocked(Block.BACKLOG, say("wait.has_work", model=at.group.model.name))
     if best is not taken and best.cost + PATIENCE < taken.cost:
         one = best.prefill.option.instance if best.prefill is not None else best.decode.instance
-        sentence = f"{one.id} is worth waiting for ({taken.cost - best.cost:.2f} better)"
-        return Blocked(Block.BETTER_LATER, sentence, at.now + REST * slo.ttft_s, one)
+        why = say("wait.better", id=one.id, gain=f"{taken.cost - best.cost:.2f}")
+        return Blocked(Block.BETTER_LATER, why, at.now + REST * slo.ttft_s, one)
     return _candidates(at, slo, ways, taken)
 
 
@@ -272,8 +274,12 @@ def _unhurried(at: Situation, ways: list[Way]) -> list[Way]:
 def _late_may(at: Situation, price: Prices) -> bool:
     """Whether a request that cannot be good any more may be served now: its turn has come, or nobody wants the time of
     an idle instance."""
-    idle = any(not one.rows for one in at.group.prefills) if at.group.prefills else True
-    return (price.want <= 0.0 and idle) or _has_turn(at)
+    idle = any(not one.rows for one in at.group.prefills)
+    if (price.want <= 0.0 and (idle or not at.group.prefills)) or _has_turn(at):
+        return True
+    if idle:
+        at.memory.kept_s = at.now
+    return False
 
 
 def _has_turn(at: Situation) -> bool:
@@ -309,11 +315,7 @@ def _late_harm(at: Situation, one: Instance) -> float:
 
 
 def _waits_late(at: Situation, slo: Slo) -> Blocked:
-    return Blocked(
-        Block.BETTER_LATER,
-        f"the first token cannot come within {slo.ttft_s:g} s any more, so others go first",
-        at.now + REST * slo.ttft_s,
-    )
+    return Blocked(Block.BETTER_LATER, say("wait.others_first", seconds=f"{slo.ttft_s:g}"), at.now + REST * slo.ttft_s)
 
 
 def _candidates(at: Situation, slo: Slo, ways: Sequence[Way], taken: Way) -> list[Candidate]:

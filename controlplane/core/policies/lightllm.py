@@ -75,7 +75,7 @@ def _place(at: Situation, peak: Callable[[Situation, list[Running]], float], kep
     admitting = [one for one in open_to if shares[one.id] < kept or not one.rows]
     if open_to and not admitting:
         least = min(shares.values())
-        return Blocked(Block.ROOM, f"KV memory would be used to {least:.0%} at its peak on every decode instance")
+        return Blocked(Block.ROOM, say("wait.peak", share=f"{least:.0%}"))
     decode = Score(lambda one: shares[one.id], lambda one: say("score.peak", share=f"{shares[one.id]:.0%}"))
     if not paired:
         return together(at, decode, admitting)

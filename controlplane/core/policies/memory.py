@@ -122,6 +122,8 @@ class Memory:
         self._growth: OrderedDict[InstanceId, tuple[float, float]] = OrderedDict()
         self.late_s, self._late_at_s = 0.0, 0.0
         """Prefill seconds that requests which can no longer be good may take from others."""
+        self.kept_s = -math.inf
+        """When an idle prefill instance was last kept from one that is late, for those that can be good."""
         self.crowded: dict[str, Crowd] = {}
         """By model, of which a fleet has few."""
         self.timely_s, self.spare_s = Fading(USUAL_HALF_LIFE_S), Fading(USUAL_HALF_LIFE_S)

@@ -54,8 +54,7 @@ def _rejected(at: Situation, best: Candidate, ttft_s: float) -> Rejection | None
     if load <= 1.0:
         return None
     return Rejection(
-        f"decode is predicted to run at {load:.0%} of its objective of {slo.tpot_s:g} s a token by the time this "
-        "request gets there; try again later",
+        say("ended.decode_load", share=f"{load:.0%}", objective=f"{slo.tpot_s:g}"),
         retry_after_s(config, at.wanted.usual_output * step_s, at.random),
     )
 

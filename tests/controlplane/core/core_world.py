@@ -194,6 +194,7 @@ class World:
                 client = self.clients[name]
                 self.after(0.0, lambda: self.close(client, outcomes.get(kind, "error")))
             case Finished(record=record):
+                assert (record.error or "None") == str(record.error_said), "it can be said in every language"
                 self.finished[record.request_id] = self.finished.get(record.request_id, 0) + 1
                 self.records.append(effect)
 

@@ -175,7 +175,8 @@ def test_a_pinned_split_is_held_and_it_says_what_it_would_do() -> None:
     assert world.moves == []
     held = world.lines("pinned")
     assert held
-    assert "the split is pinned by alice (a test); it would move p0 P->D" in held[0]
+    assert held[0].startswith("hold: it would move p0 P->D")
+    assert held[0].endswith("; the split is pinned by alice (a test)")
     steer(world, unpin="split")
     assert world.run(40).moves
     actions = [(one.row.actor, one.row.action) for one in world.audit]
@@ -203,7 +204,7 @@ def test_a_pinned_instance_stays_and_others_go() -> None:
         steer(every, pin=PinRequest(subject=name, actor="bob"))
     every.run(80)
     assert every.moves == []
-    assert any("p0 is pinned by bob; it would move p0 P->D" in line for line in every.lines("pinned"))
+    assert any(re.match("hold: it would move p0 P->D.*; p0 is pinned by bob", line) for line in every.lines("pinned"))
 
 
 def test_never_the_last_of_a_role_and_never_below_the_floor() -> None:

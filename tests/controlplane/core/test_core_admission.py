@@ -66,6 +66,26 @@ def test_objectives_reject_early_only_when_asked_to() -> None:
         assert bool(those(rig.arrive("r1", 4000), Fail)) is rejected, mode
 
 
+def test_operators_see_how_many_of_those_that_wait_are_past_their_objective_and_why() -> None:
+    for mode in ("hopeless", "objective"):
+        rig = Rig(config(early_reject=mode, classes={"default": Slo(ttft_s=1.0, tpot_s=1.0), "bulk": None}))
+        rig.fleet("1P1D")
+        full(rig)
+        for name, traffic_class in (("late", "default"), ("free", "bulk")):
+            rig.arrive(name, traffic_class=traffic_class)
+        rig.now += 1.5
+        rig.arrive("timely")
+        state, told = rig.core.state(rig.now), rig.core.metrics()
+        assert (state.queue_depth, state.queue_late) == (3, 1)
+        assert told["requests_waiting_past_objective"] == 1.0
+        assert state.notice == "", "no room on decode is what they wait for"
+        rig.core._desk.memory("m").kept_s = rig.now
+        state = rig.core.state(rig.now + 9.0)
+        assert ("that time is kept" in state.notice) is (mode == "hopeless")
+        assert state.notice == ("" if state.notice_said is None else str(state.notice_said))
+        assert rig.core.state(rig.now + 11.0).notice_said is None, "it is so no more"
+
+
 def test_priority_then_arrival_and_resumed_ones_keep_their_turn() -> None:
     rig = Rig()
     rig.fleet("1P1D")

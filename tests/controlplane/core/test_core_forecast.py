@@ -278,6 +278,10 @@ def test_predict_needs_traffic_and_has_an_interval() -> None:
     assert found.goodput_high is not None
     assert 0.0 < found.goodput_low < 2.0 < found.goodput_high < 4.0
     assert "200 arrivals in 100 s" in found.basis
+    assert "latency preset, error" in found.basis
+    declared = rig.instance("d0").profile
+    rig.instance("d0").latency = msgspec.structs.replace(declared, provenance="a friend's guess")
+    assert "latency preset, of unknown origin, error" in predict(config(), group, roles, traffic, 100.0).basis
     assert predict(config(), None, roles, traffic, 100.0).goodput_per_s is None
 
 

@@ -122,7 +122,7 @@ def test_nothing_is_put_beside_a_suspect() -> None:
     rig.run("s")
     rig.arrive("new")
     assert rig.request("new").state is RequestState.QUEUED
-    assert "set aside" in rig.request("new").waits_for
+    assert "set aside" in str(rig.request("new").waits_for)
     rig.end("s")
     assert rig.run("new") == "d0"
 
@@ -151,7 +151,7 @@ def test_a_suspect_waits_until_its_instance_is_empty_and_others_wait_for_it_then
     rig.join("d0", Role.DECODE)
     rig.run("n")
     assert rig.request("s").state is RequestState.QUEUED
-    assert "runs alone on d0 as soon as that is empty" in rig.request("s").waits_for
+    assert "runs alone on d0 as soon as that is empty" in str(rig.request("s").waits_for)
     assert rig.request("late").state is RequestState.QUEUED
     rig.end("n")
     assert rig.request("s").state is RequestState.RESERVING

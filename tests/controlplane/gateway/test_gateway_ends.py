@@ -14,6 +14,7 @@ from controlplane.config import Config, Limits
 from controlplane.core.events import Fail
 from controlplane.gateway.errors import ApiError
 from transfer.errors import PeerLost
+from transfer.said import say
 
 
 async def test_an_error_after_the_first_byte_is_an_event_and_the_end() -> None:
@@ -22,7 +23,9 @@ async def test_an_error_after_the_first_byte_is_an_event_and_the_end() -> None:
         (spec,) = await f.arrivals(1)
         f.say(*items(spec.request_id, "abc", finish=None))
         await until(lambda: bool(f.core.first_tokens()))
-        f.plane.router.fail(Fail(request_id=spec.request_id, status=500, kind="internal", message="engine failed"))
+        f.plane.router.fail(
+            Fail(request_id=spec.request_id, status=500, kind="internal", said=say("text", text="engine failed"))
+        )
         first, last = await task
         assert first["choices"][0]["text"] == "abc"
         assert last["error"]["message"] == "engine failed"

@@ -11,6 +11,7 @@ from gateway_fakes import Front, front, items, until
 
 from controlplane.config import Config, Model, Server
 from controlplane.core.events import Fail
+from transfer.said import say
 from transfer.terms import FinishReason
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -73,14 +74,18 @@ async def test_errors_are_the_clients_own_classes() -> None:
         with pytest.raises(openai.BadRequestError, match="tools is not supported") as refused:
             await api.chat.completions.create(model="m", messages=HELLO, tools=[{"type": "function"}])  # type: ignore[call-overload]
         assert refused.value.param == "tools"
-        f.reply(lambda spec: Fail(request_id=spec.request_id, status=429, kind="overloaded", message="busy"))
+        f.reply(
+            lambda spec: Fail(request_id=spec.request_id, status=429, kind="overloaded", said=say("text", text="busy"))
+        )
         with pytest.raises(openai.RateLimitError, match="busy"):
             await api.completions.create(model="m", prompt="x", stream=True)
         f.reply(lambda spec: items(spec.request_id, "ab", finish=None))
         stream = await api.completions.create(model="m", prompt="x", stream=True)
         await until(lambda: len(f.core.first_tokens()) == 1)
         request_id = f.core.first_tokens()[0].request_id
-        f.plane.router.fail(Fail(request_id=request_id, status=500, kind="internal", message="engine failed"))
+        f.plane.router.fail(
+            Fail(request_id=request_id, status=500, kind="internal", said=say("text", text="engine failed"))
+        )
         with pytest.raises(openai.APIError, match="engine failed"):
             [chunk async for chunk in stream]
 

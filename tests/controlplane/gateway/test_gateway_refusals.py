@@ -11,6 +11,9 @@ from gateway_fakes import front
 
 from controlplane.config import Config, Limits
 from controlplane.core.events import Fail
+from transfer.said import say
+
+BUSY = say("text", text="busy")
 
 BAD = [
     (b"{", "valid JSON", None),
@@ -146,9 +149,7 @@ async def test_a_body_over_the_limit_is_refused() -> None:
 async def test_a_refusal_before_the_first_byte_is_an_http_error_with_retry_after(stream: bool) -> None:
     async with front() as f:
         f.reply(
-            lambda spec: Fail(
-                request_id=spec.request_id, status=429, kind="overloaded", message="busy", retry_after_s=2.2
-            )
+            lambda spec: Fail(request_id=spec.request_id, status=429, kind="overloaded", said=BUSY, retry_after_s=2.2)
         )
         status, answer, headers = await post(f, "/v1/completions", TEXT | {"stream": stream, "n": 3})
         assert (status, answer["error"]["message"], answer["error"]["type"]) == (429, "busy", "rate_limit_error")

@@ -15,8 +15,11 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.streams import Client, Stream, TokenRouter
 from controlplane.gateway.tokenizer import ByteTokenizer
 from transfer.errors import Overloaded
+from transfer.said import say
 from transfer.terms import FinishReason, SamplingParams, pack_tokens, unpack_tokens
 from transfer.wire.messages import PrefillDone, StepOutput, TokenItem
+
+GONE = say("ended.disconnected")
 
 
 class Bench:
@@ -165,6 +168,7 @@ def test_a_hole_that_stays_is_an_error(bench: Bench) -> None:
     assert stream.error is not None
     bench.router.delivered(stream)
     assert (bench.ended().outcome, bench.ended().by_node) == ("error", False)
+    assert bench.ended().error_said == say("ended.part_lost")
 
 
 def test_parked_items_are_bounded(bench: Bench) -> None:
@@ -173,7 +177,7 @@ def test_parked_items_are_bounded(bench: Bench) -> None:
     for place in range(streams.MAX_PARKED_ITEMS + 1):
         bench.step(*items("r", "x", finish=None, start=2 * place + 1))
     assert stream.error is not None
-    bench.router.abandon(stream, "gone")
+    bench.router.abandon(stream, GONE)
 
 
 def test_nothing_is_accepted_before_expect_and_of_other_requests(bench: Bench) -> None:
@@ -233,13 +237,14 @@ def test_a_stop_string_in_the_last_item_needs_no_abort(bench: Bench) -> None:
 )
 def test_a_failure_from_the_scheduler(bench: Bench, kind: str, outcome: str) -> None:
     stream = bench.open()
-    fail = Fail(request_id="r", status=429, kind=kind, message="no room", retry_after_s=3.0)  # type: ignore[arg-type]
+    fail = Fail(request_id="r", status=429, kind=kind, said=say("text", text="no room"), retry_after_s=3.0)  # type: ignore[arg-type]
     bench.router.fail(fail)
     bench.router.fail(fail)
     assert stream.error is not None
     assert (stream.error.status, stream.error.retry_after_s) == (429, 3.0)
     bench.router.delivered(stream)
     assert (bench.ended().outcome, bench.ended().error) == (outcome, "no room")
+    assert bench.ended().error_said == fail.said
 
 
 def test_a_cancel_wins_over_nothing_but_an_earlier_error(bench: Bench) -> None:
@@ -248,8 +253,8 @@ def test_a_cancel_wins_over_nothing_but_an_earlier_error(bench: Bench) -> None:
     bench.step(*items("e", "a"))
     bench.router.fail_stream(failed, ApiError(500, "broken"), "error")
     for stream in (cancelled, failed, finished):
-        bench.router.abandon(stream, "gone")
-        bench.router.abandon(stream, "gone")
+        bench.router.abandon(stream, GONE)
+        bench.router.abandon(stream, GONE)
     found = {event.request_id: event for event in bench.events if isinstance(event, Ended)}
     assert {key: (event.outcome, event.by_node) for key, event in found.items()} == {
         "c": ("cancelled", False), "f": ("error", False), "e": ("cancelled", True),
@@ -268,6 +273,7 @@ def test_the_watchdog_ends_what_nobody_else_did(bench: Bench) -> None:
     assert bench.ended().outcome == "timed_out"
     assert stream.error is not None
     assert stream.error.status == 504
+    assert stream.error.said == say("ended.unfinished", seconds=f"{stream.spec.timeout_s:g}")
 
 
 def test_an_ended_stream_whose_client_takes_nothing_is_dropped(bench: Bench) -> None:
@@ -289,6 +295,7 @@ def test_a_client_that_does_not_read_is_cancelled(bench: Bench) -> None:
     bench.step(*items("r", "x", finish=None, start=50))
     assert (bench.num_drops, bench.ended().outcome, bench.ended().by_node) == (1, "cancelled", False)
     assert "does not read" in (bench.ended().error or "")
+    assert bench.ended().error_said == say("ended.not_reading")
 
 
 def test_an_unstreamed_answer_may_be_long(bench: Bench) -> None:
@@ -322,7 +329,7 @@ def test_cached_tokens_come_from_prefill_or_from_a_local_decode(bench: Bench) ->
     bench.step(*items("local", "a", cached=5))
     bench.read(local)
     assert (remote.cached_tokens, local.cached_tokens, bench.ended().cached_tokens) == (12, 5, 5)
-    bench.router.abandon(remote, "gone")
+    bench.router.abandon(remote, GONE)
 
 
 def test_a_resumed_request_keeps_the_cached_tokens_of_its_first_placement(bench: Bench) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ui_fakes import a_fleet, a_plan, a_record
 
 from transfer.api import AuditRow, FleetState, Goodput, InstanceView, ModelView, Plan, Prediction
+from transfer.said import say
 from transfer.screens import Column as Values
 from transfer.screens import SeriesView
 from transfer.terms import Slo
@@ -79,6 +80,18 @@ def test_the_figures_on_screen_are_those_of_the_api():
     assert parts["tiles"].count("pp-tile ") == len(fleet.instances)
     assert ">P<" in parts["tiles"]
     assert "TTFT 2.00 s, TPOT 200.0 ms" in parts["classes"]
+
+
+def test_those_that_wait_past_their_objective_are_told_with_the_reason():
+    parts = draw(scene(a_fleet(queue_depth=180)), "en").parts
+    assert "past their objective" not in parts["figures"]
+    assert "pp-notice" not in parts["advice"]
+    notice = say("notice.late")
+    fleet = a_fleet(queue_depth=180, queue_late=172, notice=str(notice), notice_said=notice)
+    parts = draw(scene(fleet), "en").parts
+    assert "<dt>queue</dt><dd>180</dd></div><div" in parts["figures"]
+    assert "<dt>past their objective</dt><dd>172</dd>" in parts["figures"]
+    assert 'class="pp-notice">Requests past their objective wait' in parts["advice"]
 
 
 @pytest.mark.parametrize("lang", ["en", "zh-Hant"])

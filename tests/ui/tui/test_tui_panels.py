@@ -11,6 +11,7 @@ from top_fakes import PEN, START_S, fleet, instances, records, tape
 from ui_fakes import a_kv_detail, a_plan
 
 from transfer.api import Prediction
+from transfer.said import say
 from transfer.screens import CacheView, Column, LinkView, SeriesView
 from ui.tui.draw import NUM_HEAD_LINES, PANELS, footer, head
 from ui.tui.draw_kv import kv_lines
@@ -168,6 +169,19 @@ def test_a_row_is_followed_when_others_come() -> None:
 def test_the_overview_says_which_objectives_are_missed_before_where_time_is_lost() -> None:
     said = texts(Panel("overview").draw(PEN, picture(fleet=fleet(missed_by={"tpot": 9, "ttft": 2})), 80, 18))
     assert "Missed: TPOT 9, TTFT 2  Those that miss lose most time in queue" in said
+
+
+def test_those_that_wait_past_their_objective_are_told_with_the_reason() -> None:
+    def drawn(**changes: object) -> str:
+        lines = Panel("overview").draw(PEN, picture(fleet=fleet(queue_depth=180, **changes)), 80, 18)
+        assert len(lines) == 18
+        return " ".join(plain(one).rstrip() for one in lines)
+
+    notice = say("notice.late")
+    late = "180 wait for a place, 172 of them past their objective."
+    assert "past their objective" not in drawn()
+    assert late in drawn(queue_late=172)
+    assert f"{late} {notice}" in drawn(queue_late=172, notice=str(notice), notice_said=notice)
 
 
 def test_a_filter_says_how_much_is_hidden() -> None:

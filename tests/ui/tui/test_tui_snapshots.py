@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 from top_fakes import PEN, FixedApp
-from ui_fakes import a_plan
+from ui_fakes import a_plan, an_autopilot
 
+from transfer.said import say
 from ui.insight import present
+from ui.tui.draw import head
 from ui.tui.draw_plan import plan_lines
+from ui.tui.lines import plain
+from ui.tui.model import Picture
 from ui.tui.pen import Pen
 from ui.words import words
 
@@ -56,6 +62,34 @@ def test_instances_in_chinese_at_80x24(snap_compare: Compare) -> None:
         await pilot.pause()
 
     assert snap_compare(FixedApp(CHINESE), terminal_size=(80, 24), run_before=pressed)
+
+
+def test_a_move_that_a_pin_holds_back_is_read_at_80x24(snap_compare: Compare) -> None:
+    """Of a line that is too long its end is cut: the pin and its reason, not the move."""
+    pin = say("pin.because", pin=say("pin.one", id="n0", who="alice"), why="a benchmark runs on it until the evening")
+    move = say(
+        "advice.move", moves="n0 P->D", promise=say("advice.promise", gain="+18", low="12", high="23"), seconds=6
+    )
+    held = say("hold.why", why=say("hold.would", why=(pin,), advice=move))
+
+    class Pinned(FixedApp):
+        def _taken(self) -> Picture:
+            taken = super()._taken()
+            assert taken.fleet is not None
+            fleet = msgspec.structs.replace(taken.fleet, advice=str(held), advice_said=held)
+            view = an_autopilot(line=str(held), said=held)
+            return replace(taken, fleet=fleet, autopilot=view)
+
+    async def pressed(pilot: Pilot[None]) -> None:
+        await drawn(pilot)
+        await pilot.press("6")
+        await pilot.pause()
+        app = pilot.app
+        assert isinstance(app, FixedApp)
+        for pen, move_text in ((PEN, "move n0 P->D: +18 %"), (CHINESE, "\u79fb\u52d5 n0 P->D")):
+            assert move_text in plain(head(pen, app.picture, 80)[3])
+
+    assert snap_compare(Pinned(), terminal_size=(80, 24), run_before=pressed)
 
 
 def test_a_plan_at_80x24(snap_compare: Compare) -> None:

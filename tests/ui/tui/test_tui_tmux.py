@@ -39,7 +39,8 @@ class Tmux:
     def __init__(self, directory: Path, command: list[str], size: tuple[int, int]) -> None:
         self._socket = str(directory / "tmux")
         environ = {**os.environ, "LANG": "C.UTF-8", "HOME": str(directory)}
-        environ.pop("TMUX", None)
+        for name in ("TMUX", "COLUMNS", "LINES"):  # of the terminal the tests run in
+            environ.pop(name, None)
         shape = ["-x", str(size[0]), "-y", str(size[1])]
         self._run(["-f", "/dev/null", "new-session", "-d", "-c", str(directory), *shape, *command], environ)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_tui_recording import recorded
 from top_fakes import TopFake
@@ -32,6 +33,12 @@ def test_one_look_reads_line_by_line(fake: TopFake, capsys: pytest.CaptureFixtur
     for part in ("Objectives met: 97.0%", "2P2D  9.70/s goodput", "move n0 P->D", "P prefill", "TTFT 2.00 s", "pool-0"):
         assert part in said
     assert max(map(len, said.splitlines())) <= 120
+
+
+def test_one_look_tells_those_that_wait_past_their_objective(fake: TopFake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.fleet = msgspec.structs.replace(fake.fleet, queue_depth=180, queue_late=172)
+    assert main(["top", "--once", "--url", fake.url]) == 0
+    assert "\n180 wait for a place, 172 of them past their objective.\n" in capsys.readouterr().out
 
 
 def test_one_look_in_ascii_and_in_chinese(fake: TopFake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def _detail(record: RequestRecord, say: Words) -> None:
     if missed := miss_text(record, say):
         st.warning(missed)
     if record.error:
-        st.error(say.say("request.told", message=record.error))
+        st.error(say.say("request.told", message=say.sentence(record.error_said, record.error)))
     if record.prefill or record.decode:
         st.caption(say.say("console.requests.places", prefill=record.prefill or record.decode, decode=record.decode,
                            resumes=record.num_resumes, migrations=record.num_migrations))  # fmt: skip

@@ -18,6 +18,7 @@ from controlplane.core.policies.memory import Memory
 from controlplane.core.policies.odds import within
 from controlplane.core.policies.protocol import Running, Situation
 from controlplane.core.policies.registry import POLICIES
+from transfer.said import say
 from transfer.terms import Slo
 
 CHEAP = msgspec.structs.replace(H800, name="cheap", price_per_hour=0.5)
@@ -82,7 +83,7 @@ def test_it_waits_rather_than_break_a_full_fleet_while_it_still_can_be_good() ->
     found = answer("goodput", p("p0"), one, slo=Slo(ttft_s=5.0, tpot_s=tight))
     assert isinstance(found, Blocked)
     assert found.block is Block.ROOM
-    assert "others" in found.sentence
+    assert "others" in str(found.said)
 
 
 def test_prefill_is_bound_late() -> None:
@@ -101,7 +102,7 @@ def test_a_quick_instance_that_is_busy_is_worth_waiting_for_while_the_deadline_a
     found = answer("goodput", quick, slow, d("d0"), **question)
     assert isinstance(found, Blocked)
     assert found.block is Block.BETTER_LATER
-    assert "p0 is worth waiting for" in found.sentence
+    assert "p0 is worth waiting for" in str(found.said)
     assert found.awaits is quick
     assert 0.0 < found.again_s <= 0.5, "and tried again before, as its chance falls"
     assert not takes(quick, 0.0)
@@ -130,7 +131,7 @@ def test_an_objective_for_the_end_counts_as_one_for_the_first_token_at_the_pace_
     assert chosen("goodput", slow, p("p0"), d("d0"), slo=slo, **question)[0] == "p0"
     never = answer("goodput", p("p0"), d("d0"), slo=Slo(ttft_s=10.0, tpot_s=0.5, e2e_s=end_s - 0.3), **question)
     assert isinstance(never, Rejection)
-    assert "the rest of the answer alone takes longer than its objective" in never.message
+    assert "the rest of the answer alone takes longer than its objective" in str(never.said)
 
 
 def test_stolen_time_counts_against_computing_more_on_the_same_decode() -> None:
@@ -170,7 +171,7 @@ def test_decode_near_its_memory_is_asked_how_far_it_will_grow() -> None:
         growing.finished(900)
     found = answer("goodput", p("p0"), full, memory=growing, running=lambda one: rows, slo=loose)
     assert isinstance(found, Blocked)
-    assert "peak" in found.sentence
+    assert "peak" in str(found.said)
 
 
 def test_prompts_stay_off_a_decode_whose_memory_is_what_others_wait_for() -> None:
@@ -213,7 +214,7 @@ def test_rejections_say_when_to_come_back() -> None:
     found = answer("goodput", p("p0", rows=2, queued=200_000), d("d0"), colocate="never", early_reject="objective")
     assert isinstance(found, Rejection)
     assert found.retry_after_s >= 6.0
-    assert "more or less" in found.message
+    assert "more or less" in str(found.said)
 
 
 # --- who is late ------------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def test_who_will_be_turned_away_takes_no_time_that_others_want() -> None:
     fleet = (p("p0", rows=1, queued=42_000), d("d0"))
     found = answer("goodput", *fleet, early_reject="objective", **question)
     assert isinstance(found, Blocked)
-    assert "so others go first" in found.sentence
+    assert "so others go first" in str(found.said)
     assert isinstance(answer("goodput", *fleet, early_reject="never", **question), list), "its turn has come"
 
 
@@ -292,7 +293,9 @@ def test_who_awaits_an_instance_is_left_alone_until_that_takes_work_or_its_time_
 
     def place(at: Situation) -> Blocked:
         tries.append(at.now)
-        return Blocked(Block.BETTER_LATER, "p0 is worth waiting for", at.now + 0.35, at.group.prefills[0])
+        return Blocked(
+            Block.BETTER_LATER, say("text", text="p0 is worth waiting for"), at.now + 0.35, at.group.prefills[0]
+        )
 
     policy = dataclasses.replace(POLICIES["goodput"], place=place, takes=lambda one, now: bool(open_now))
     monkeypatch.setitem(POLICIES, "goodput", policy)

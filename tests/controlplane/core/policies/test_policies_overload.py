@@ -28,6 +28,10 @@ def test_nobody_joins_a_batch_that_is_behind_its_pace_though_its_rows_are_lost()
     assert found.block is Block.ROOM
     assert isinstance(answer("goodput", p("p0"), crowded(), waited_s=9.0), Blocked), "nor one that is late"
     assert isinstance(answer("goodput", p("p0"), crowded(late=400)), Blocked), "nor beside late ones alone"
+    memory = Memory()
+    memory.late_s = 1.0
+    assert isinstance(answer("goodput", p("p0"), crowded(), waited_s=9.0, memory=memory), Blocked)
+    assert memory.kept_s < 0.0, "prefill time is not what it waits for"
 
 
 def test_a_pace_that_no_batch_keeps_is_no_reason_to_wait() -> None:
@@ -72,10 +76,22 @@ def test_a_long_prompt_that_is_late_leaves_those_that_can_be_good_their_bursts()
     quiet, busy = Memory(), Memory()
     busy.timely_s.add(12.0, 1.0)  # 0.8 of two instances on average
     assert serve(long, quiet), "nobody wants the time"
+    assert quiet.kept_s < 0.0
     busy.late_s, busy.allowance_s = -1.0, lambda now, num_servers, share: -1.0  # type: ignore[method-assign]
     assert not serve(long, busy)
+    assert busy.kept_s == 1.0, "operators are told that an idle instance is kept from it"
     short = asked(p("p0"), p("p1"), d("d0"), tokens=1000, waited_s=9.0, now=1.0)
     assert serve(short, busy), "a short one is in nobody's way"
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(0, True), (3, False)])
+def test_time_is_kept_only_where_an_instance_is_idle(rows: int, kept: bool) -> None:
+    memory = Memory()
+    memory.late_s = -1.0
+    memory.spent.add(20.0, 1.0)  # others are served only just in time
+    one = asked(p("p0", rows=rows), d("d0"), waited_s=9.0, now=1.0)
+    assert not serve(one, memory)
+    assert (memory.kept_s == 1.0) is kept
 
 
 @pytest.mark.parametrize(("waited_s", "served"), [(9.0, False), (SLO.ttft_s + AGED_S + 1.0, True)])

@@ -156,7 +156,7 @@ def test_conductor_takes_the_shortest_step() -> None:
 def test_conductor_rejects_what_misses_an_objective() -> None:
     late = answer("conductor", p("p0", queued=60_000), d("d0"))  # 2.4 s of queue
     assert isinstance(late, Rejection)
-    assert "2 s this request can wait" in late.message
+    assert "2 s this request can wait" in str(late.said)
     slow = answer("conductor", p("p0"), d("d0"), slo=Slo(ttft_s=2.0, tpot_s=0.001))
     assert isinstance(slow, Rejection)
     assert slow.retry_after_s >= 1.0
