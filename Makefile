@@ -21,6 +21,7 @@ LLAMACPP := .venv-llamacpp
 LLAMACPP_STAMP := $(LLAMACPP)/.installed
 PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
+JOBS ?= 2
 ARGS ?=
 
 .PHONY: help install up pull system test test-all test-peers test-vllm test-compose compose-tools lint format fast bench bench-policies soak clean
@@ -48,8 +49,8 @@ system: ## Install the browser and the terminal that tests of the screens use, w
 		if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM); \
 		else echo "tests of the screens need $(SYSTEM); they are skipped without"; fi; fi
 
-test: pull system ## Run the tests that need neither a GPU nor much time
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+test: pull system ## Run the tests that need neither a GPU nor much time, files side by side in JOBS processes
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-all: pull system ## Run every test; those that need a GPU skip where there is none
 	$(BIN)/python -m pytest $(ARGS)

@@ -37,7 +37,7 @@ def make_keys(directory: Path) -> str:
     return (
         f'control plane   [server] curve_key_file = "{directory / CONTROL_KEY}"\n'
         f'                curve_allowed = ["{node.public}"]\n'
-        f"every node      --curve-key-file {NODE_KEY} --control-public-key '{control.public}'\n"
+        f"every node      --curve-key-file {NODE_KEY} --control-public-key='{control.public}'\n"
         f"                --data-key-file {DATA_KEY}\n"
         f"copy {NODE_KEY} and {DATA_KEY} to every node; {CONTROL_KEY} stays with the control plane"
     )

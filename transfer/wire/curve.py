@@ -62,8 +62,10 @@ class CurveKeys:
 
 
 def generate_keys() -> CurveKeys:
-    """A new key pair."""
+    """A new key pair. The public one is given to programs, which take what begins with a dash for a flag of its own."""
     public, secret = zmq.curve_keypair()
+    while public.startswith(b"-"):
+        public, secret = zmq.curve_keypair()
     return CurveKeys(public=public.decode(), secret=secret.decode())
 
 

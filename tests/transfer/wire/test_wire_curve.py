@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from transfer.errors import ConfigError
 from transfer.wire.curve import CurveKeys, check_bind, generate_keys, load_keys, save_keys
@@ -74,6 +75,13 @@ def test_keys_are_kept_for_their_owner_and_survive(tmp_path: Path) -> None:
     assert KEYS.secret not in repr(KEYS)
     with pytest.raises(ConfigError, match="cannot write"):
         save_keys(KEYS, path)
+
+
+def test_a_public_key_is_never_taken_for_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, good = zmq.curve_keypair(), zmq.curve_keypair()
+    drawn = iter([(b"-" + flag[0][1:], flag[1]), (b"x" + good[0][1:], good[1])])
+    monkeypatch.setattr("transfer.wire.curve.zmq.curve_keypair", lambda: next(drawn))
+    assert generate_keys().public == "x" + good[0].decode()[1:]
 
 
 @pytest.mark.parametrize("text", ["", "public = 1\nsecret = 2\n", "not toml", 'public = "short"\nsecret = "short"\n'])
