@@ -22,6 +22,7 @@ LLAMACPP_STAMP := $(LLAMACPP)/.installed
 PEERS_SYSTEM := libibverbs1 libnl-3-200 libnl-route-3-200
 MODEL ?= smollm2-135m
 JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 ARGS ?=
 
 .PHONY: help install up pull system test test-all test-peers test-vllm test-compose compose-tools lint format fast bench bench-policies soak clean
@@ -50,10 +51,10 @@ system: ## Install the browser and the terminal that tests of the screens use, w
 		else echo "tests of the screens need $(SYSTEM); they are skipped without"; fi; fi
 
 test: pull system ## Run the tests that need neither a GPU nor much time, files side by side in JOBS processes
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-all: pull system ## Run every test; those that need a GPU skip where there is none
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-peers: $(PEERS_STAMP) ## Move KV by Mooncake's and NIXL's engines, installed in .venv-peers, where there is only loopback
 	unshare --net $$(test "$$(id -u)" = 0 || echo --map-root-user) sh -c 'ip link set lo up && exec "$$@"' sh \

@@ -75,6 +75,7 @@ def test_flat_load_for_an_hour_makes_no_move() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_flat_load_for_a_day_makes_no_move() -> None:
     for shape, mix in (("2P2D", Mix(2, 3000, 300)), ("2P1D", Mix(6, 6000, 200))):
         world = World(shape, lambda _, mix=mix: mix, dt=1.0).run(86_400)  # type: ignore[misc]
