@@ -48,6 +48,7 @@ def test_goodput_attainment_and_percentiles_are_those_of_the_raw_history(tmp_pat
         check_series(fleet, state, records, asked_s)
         check_stages(records)
         before = series(fleet, "attainment", since_s=ends[0], step_s=10)
+        history(fleet)  # its answer waits until what was told before is on disk
         fleet.kill_control()
         time.sleep(1.0)
         fleet.wait_until_ready([one.id for one in state.instances])
