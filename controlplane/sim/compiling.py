@@ -89,7 +89,7 @@ def compile_into(directory: Path) -> None:
 
     options = [f"--cache-dir={directory / 'types'}", "--config-file=", "--ignore-missing-imports"]
     names = [str(path.relative_to(ROOT)) for path in sources()]
-    extensions = mypycify([*options, *names], opt_level="2", debug_level="0", target_dir=str(directory / "c"))
+    extensions = mypycify([*options, *names], opt_level="3", debug_level="0", target_dir=str(directory / "c"))
     os.chdir(directory)  # where no pyproject.toml tells setuptools about another package
     setup(
         name="compiled", packages=[], ext_modules=extensions,

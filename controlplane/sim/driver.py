@@ -296,6 +296,8 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if was:
+            gc.freeze()
+            gc.unfreeze()  # now all of it is old, so that the next collection does not begin with it
             gc.enable()
 
 
