@@ -85,8 +85,8 @@ class LinkClient:
 
     def close(self) -> None:
         """Idempotent."""
-        self._is_closed = True
         with self._send_lock, contextlib.suppress(OSError):
+            self._is_closed = True
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -110,8 +110,11 @@ class LinkClient:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.connect(str(self._path))
             link.settimeout(SEND_TIMEOUT_S)
-            link.sendall(pack(self._hello))
-            self._socket = link
+            with self._send_lock:  # whoever closes comes before all of this, or finds the socket
+                if self._is_closed:
+                    return
+                link.sendall(pack(self._hello))
+                self._socket = link
             unpacker, readable = Unpacker(), select.poll()
             readable.register(link, select.POLLIN)
             while True:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nodes.engines.vllm.client import GRANT_WAIT_S
+from nodes.engines.vllm.client import GRANT_WAIT_S, LinkClient
 from nodes.engines.vllm.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
@@ -185,6 +187,25 @@ async def test_a_lost_connector_is_a_lost_engine(pair: Pair) -> None:
         await asyncio.wait_for(waiting, 5)
     await asyncio.wait_for(pair.link.revoke(job), 5)
     assert "connector is gone" in pair.link.lost.result()
+
+
+def test_a_link_that_is_closed_as_it_opens_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "link"))
+        agent.listen()
+        client = LinkClient(tmp_path / "link", HELLO, launched=False, on_arena=lambda arena: None)
+        closer = threading.Thread(target=client.close)
+
+        def pack_late(frame: object) -> bytes:
+            closer.start()
+            closer.join(0.2)  # it is done, or waits for what goes on here
+            return pack(frame)
+
+        monkeypatch.setattr("nodes.engines.vllm.client.pack", pack_late)
+        client.start()
+        client._thread.join(5.0)
+        assert not client._thread.is_alive()
+        closer.join(5.0)
 
 
 async def test_a_second_connector_is_refused_and_the_first_stays(pair: Pair, tmp_path: Path) -> None:
