@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=1_000_000)
-    parser.add_argument("--decisions", type=int, default=1000)
+    parser.add_argument("--decisions", type=int, default=3000)
     parser.add_argument("--policies", nargs="*", default=list(POLICY_NAMES), metavar="NAME")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="interpreter that has ai-dynamo-runtime")

@@ -87,7 +87,6 @@ class Stepper:
         for request_id in plan.started:
             if (leg := self._find(request_id, None)) is not None:
                 leg.started()
-        since = loop.time()
         streams = [
             (stream, push.first_block + push.count)
             for push in plan.pushes
@@ -114,7 +113,7 @@ class Stepper:
             return
         now = loop.time()
         for stream, upto in streams:
-            stream.finalise(upto, since, now)
+            stream.finalise(upto, begun, now)
         for fetch in fetches:
             fetch.held_step(result.waited_s)
         self._handle(StepDone(sampled=result.sampled, duration_s=result.duration_s))

@@ -319,19 +319,6 @@ AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, 
 TestAnyOrder = AnyOrder.TestCase
 
 
-def test_a_lease_that_ends_while_an_older_generation_is_in_a_step_is_told_after_it() -> None:
-    machine = AnyOrder()
-    machine.build(num_blocks=3, budget=3, watermark=0.0, prefix_cache=True, max_context=20, max_running=1)
-    machine.add([0], params(1), Work.LOCAL, 0, ROOTS[0], 0, 0)
-    machine.begin_step()
-    machine.newer_generation(0, Work.RECEIVE)
-    machine.time_passes(6.0)
-    machine.time_passes(6.0)
-    assert machine.h.record("s1", 2).gone == 0, "the step still writes blocks of this request"
-    machine.teardown()
-    assert machine.h.record("s1", 2).gone == 1
-
-
 def test_a_refused_request_leaves_nothing_behind() -> None:
     h = Harness(config(num_blocks=3, max_context=12))
     h.add(spec("a", [1] * 9, sampling=params(2)))

@@ -128,6 +128,17 @@ def test_gone_waits_for_every_older_generation_and_answers_each_asker() -> None:
     h.assert_at_rest()
 
 
+def test_a_lease_that_ends_beside_the_step_of_an_older_generation_is_told_after_it() -> None:
+    h = Harness()
+    h.add(spec("a", PROMPT, generation=1))
+    h.begin_step()
+    h.add(receive("a", PROMPT, generation=2))
+    h.now += 60.0
+    assert h.send(Tick()) == []
+    told = [effect for effect in h.end_step() if isinstance(effect, Gone)]
+    assert [(one.generation, one.lost is not None) for one in told] == [(1, False), (2, True)]
+
+
 def test_one_step_at_a_time() -> None:
     h = Harness()
     with pytest.raises(IllegalTransition, match="no step running cannot take StepDone"):
